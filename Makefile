@@ -1,0 +1,72 @@
+# Every command of the project. `make help` lists them. Nothing is installed outside $(VENV) and build/, except that a
+# missing system package is installed by apt-get when make runs as root, and named otherwise.
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+ARGS ?=
+
+BIN := $(VENV)/bin
+C_FILES := $(wildcard csrc/*.c csrc/*.h csrc/*.cpp kernels/*.c kernels/*.h)
+ASAN_CC := clang-22
+ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -shared-libsan -fno-omit-frame-pointer -g
+
+.DEFAULT_GOAL := help
+.PHONY: help build test demo bench asan lint format wheel clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) TORCH=$(TORCH) ARGS= (passed on to pytest, the demo or the benchmark)"
+
+build: $(VENV)/.built ## set up the virtual environment and build in place
+
+test: build ## run the test-suite (ARGS="--backend cpu-avx2 -k ragged")
+	$(BIN)/python -m pytest $(ARGS)
+
+demo: build ## train a small mixture-of-experts language model with and without MXFP8 (ARGS="--steps 50")
+	$(BIN)/python -m mxfp8_moe.demo $(ARGS)
+
+bench: build ## compare speed and memory with torch, interleaved in one process (ARGS="--help")
+	$(BIN)/python -m benchmarks.bench $(ARGS)
+
+asan: build ## run the test-suite on a build with AddressSanitizer and UndefinedBehaviorSanitizer
+	@command -v $(ASAN_CC) >/dev/null || $(call apt_install,$(ASAN_CC) libclang-rt-22-dev libc6-dev)
+	rm -rf build/asan
+	CC=$(ASAN_CC) CFLAGS="$(ASAN_FLAGS)" $(BIN)/python setup.py -q build_ext --build-temp build/asan-temp --build-lib build/asan
+	cp mxfp8_moe/*.py build/asan/mxfp8_moe/
+	LD_PRELOAD="$$($(ASAN_CC) -print-file-name=libclang_rt.asan-$$(uname -m).so)" ASAN_OPTIONS=detect_leaks=0 \
+	  PYTHONPATH=build/asan $(BIN)/pytest $(ARGS)
+
+lint: build ## ruff, mypy --strict, clang-format, clang-tidy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(C_FILES)
+	$(BIN)/python tests/tidy.py
+
+format: build ## rewrite the sources in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(C_FILES)
+
+wheel: build ## build a wheel into dist/
+	$(BIN)/pip wheel -q --no-deps -w dist .
+
+clean: ## remove everything that make made
+	rm -rf $(VENV) build dist *.egg-info mxfp8_moe/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# $(call apt_install,packages): for use after `||` in a recipe.
+apt_install = { test "$$(id -u)" = 0 || { echo "missing: $(1). Install it with: sudo apt-get install $(1)" >&2; exit 1; }; \
+  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1); }
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or later is needed, found %d.%d" % sys.version_info[:2] if sys.version_info < (3, 10) else 0)'
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt_install,python3-venv)
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/pip install -q --upgrade pip
+	$(BIN)/pip install -q "$(TORCH)"
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.made setup.py pyproject.toml $(C_FILES)
+	$(BIN)/pip install -q -e ".[test,bench,lint]"
+	@touch $@

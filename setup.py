@@ -1,0 +1,129 @@
+"""Builds libmxfp8.so (the ops, plain C) and, where Python's headers are, the inspection module `_inspect` (pybind11).
+
+The compiler is clang from the `ziglang` wheel, a build requirement, so no compiler, torch or header of the machine is
+needed. Environment: CC names another clang (19 or later); CFLAGS and LDFLAGS are appended to every command.
+"""
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).parent
+CLANG_MIN = 19
+GLIBC_MIN = "2.17"
+CFLAGS = ["-std=gnu23", "-O3", "-fPIC", "-fvisibility=hidden", "-fexceptions", "-Wall", "-Wextra", "-Werror"]
+CXXFLAGS = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX512 = [*AVX2, *["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"]]
+
+# One line per instruction-set level of MX_CPU_LEVELS (csrc/mxfp8.h): the flags its objects are compiled with.
+CPU_LEVELS = {"portable": [], "avx2": AVX2, "avx512": AVX512} if platform.machine() == "x86_64" else {"portable": []}
+ONCE_SOURCES = ["csrc/backends.c", "csrc/shim.c"]
+LEVEL_SOURCES = ["csrc/cpu.c", "kernels/gemm_cpu.c", "kernels/quantize_cpu.c"]
+
+
+def compiler(language):
+    """The command that compiles C ("cc") or C++ ("c++")."""
+    chosen = os.environ.get("CC")
+    if not chosen:
+        target = f"{platform.machine()}-linux-gnu.{GLIBC_MIN}"
+        return [sys.executable, "-m", "ziglang", language, "-target", target, "-fno-sanitize=undefined"]
+    command = shlex.split(chosen)
+    try:
+        probe = subprocess.run(
+            [*command, "-dM", "-E", "-x", "c", os.devnull], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise SystemExit(f"CC is '{chosen}', which could not be run: {error}") from None
+    macros = dict(line.split(maxsplit=2)[1:] for line in probe.stdout.splitlines() if line.count(" ") >= 2)
+    if int(macros.get("__clang_major__", 0)) < CLANG_MIN:
+        found = macros.get("__VERSION__", "an unknown compiler")
+        raise SystemExit(
+            f"CC is '{chosen}' ({found}); expected clang {CLANG_MIN} or later, or CC unset for the pinned one"
+        )
+    return [*command, "--driver-mode=g++"] if language == "c++" else command
+
+
+def has_python_headers():
+    return (Path(sysconfig.get_path("include")) / "Python.h").exists()
+
+
+class BuildExt(build_ext):
+    def finalize_options(self):
+        super().finalize_options()
+        if not has_python_headers():
+            self.announce("Python.h is not installed: building without mxfp8_moe._inspect", level=3)
+            self.extensions = [extension for extension in self.extensions if extension.name != "mxfp8_moe._inspect"]
+
+    def get_ext_filename(self, fullname):
+        filename = super().get_ext_filename(fullname)
+        # ctypes loads libmxfp8; it is no Python module, so it carries no ABI suffix.
+        return str(Path(filename).with_name("libmxfp8.so")) if fullname.endswith("libmxfp8") else filename
+
+    def build_extension(self, ext):
+        self.temp = Path(self.build_temp).resolve()
+        self.temp.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(self.temp / "zig-cache"))
+        output = Path(self.get_ext_fullpath(ext.name))
+        if ext.name == "mxfp8_moe._inspect":
+            self.build_inspect(output)
+        else:
+            self.build_library(output)
+
+    def build_library(self, output):
+        command = compiler("cc")
+        jobs = [(source, [], "") for source in ONCE_SOURCES]
+        for level, flags in CPU_LEVELS.items():
+            jobs += [(source, [*flags, f"-DMX_LEVEL={level}"], level) for source in LEVEL_SOURCES]
+
+        def compile_one(job):
+            source, flags, level = job
+            result = self.temp / f"{Path(source).stem}{'.' + level if level else ''}.o"
+            self.spawn_checked([*command, *CFLAGS, *flags, *env_flags("CFLAGS"), "-c", str(ROOT / source), "-o", str(result)])
+            return str(result)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(compile_one, jobs))
+        self.link_atomically([*command, "-shared", *objects, "-lm"], output)
+
+    def build_inspect(self, output):
+        import pybind11
+
+        includes = [f"-I{pybind11.get_include()}", f"-I{sysconfig.get_path('include')}"]
+        core = Path(self.get_ext_fullpath("mxfp8_moe.libmxfp8"))
+        source = str(ROOT / "csrc/inspect.cpp")
+        flags = [*CXXFLAGS, *env_flags("CFLAGS"), *includes, "-shared", source, str(core), "-Wl,-rpath,$ORIGIN"]
+        self.link_atomically([*compiler("c++"), *flags], output)
+
+    def link_atomically(self, command, output):
+        """Links to a temporary name first: an interrupted build leaves no half-written library."""
+        output.parent.mkdir(parents=True, exist_ok=True)
+        partial = output.with_name(output.name + ".partial")
+        strip = [] if os.environ.get("CC") else ["-Wl,--strip-all"]
+        self.spawn_checked([*command, *env_flags("CFLAGS"), *strip, *env_flags("LDFLAGS"), "-o", str(partial)])
+        os.replace(partial, output)
+
+    def spawn_checked(self, command):
+        self.announce(shlex.join(command), level=2)
+        subprocess.run(command, check=True)
+
+
+def env_flags(name):
+    return shlex.split(os.environ.get(name, ""))
+
+
+setup(
+    ext_modules=[
+        Extension("mxfp8_moe.libmxfp8", [*ONCE_SOURCES, *LEVEL_SOURCES]),
+        Extension("mxfp8_moe._inspect", ["csrc/inspect.cpp"]),
+    ],
+    cmdclass={"build_ext": BuildExt},
+)
