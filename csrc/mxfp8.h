@@ -1,0 +1,51 @@
+// The interface between the torch ops (shim.c) and a backend. A backend gets arguments that are already checked
+// for rank, type, shape and device; group offsets are the one thing only it can look at.
+#pragma once
+#include <stdint.h>
+
+#include "../kernels/mx_args.h"
+
+// Text of what went wrong, carried up to the op, which raises it. Filled only when a function returns nonzero.
+struct mx_error {
+    char text[512];
+};
+
+// Formats the text and returns nonzero, so that a failing path reads `return mx_fail(error, ...)`.
+[[gnu::format(printf, 2, 3)]] int mx_fail(struct mx_error *error, const char *format, ...);
+
+// How and where a call runs.
+struct mx_exec {
+    void *workspace; // as many bytes as the op's workspace function asked for, 64-byte aligned
+    void *stream;    // GPU: the caller's current stream
+    int32_t device;  // GPU: device index
+    int32_t threads; // CPU: number of threads to use
+    // CPU: calls body(begin, end, context) on disjoint ranges that cover [0, count), in parallel. Nonzero on failure.
+    int (*parallel_for)(int64_t count, void (*body)(int64_t begin, int64_t end, void *context), void *context);
+};
+
+// Every function but the first returns 0, or nonzero with the error filled. None allocates, waits for the device or
+// (GPU) reads device memory from the host. Workspace functions give bytes, from sizes alone.
+struct mx_backend {
+    const char *name;
+    int (*available)(void); // nonzero when this machine can run it
+    int (*quantize)(const struct mx_quantize_args *, const struct mx_exec *, struct mx_error *);
+    int (*gemm_rows)(const struct mx_rows_args *, const struct mx_exec *, struct mx_error *);
+    int (*gemm_depth)(const struct mx_depth_args *, const struct mx_exec *, struct mx_error *);
+    int (*zero_padding)(const struct mx_padding_args *, const struct mx_exec *, struct mx_error *);
+    int64_t (*quantize_workspace)(const struct mx_quantize_args *, const struct mx_exec *);
+    int64_t (*gemm_rows_workspace)(const struct mx_rows_args *, const struct mx_exec *);
+    int64_t (*gemm_depth_workspace)(const struct mx_depth_args *, const struct mx_exec *);
+};
+
+// csrc/cpu.c and kernels/*_cpu.c are compiled once per line: name, whether this build holds it.
+#if defined(__x86_64__)
+#define MX_CPU_LEVELS(X) X(avx512) X(avx2) X(portable)
+#else
+#define MX_CPU_LEVELS(X) X(portable)
+#endif
+#define MX_DECLARE_CPU_BACKEND(level) extern const struct mx_backend mx_cpu_##level;
+MX_CPU_LEVELS(MX_DECLARE_CPU_BACKEND)
+#undef MX_DECLARE_CPU_BACKEND
+
+// All backends of this build, best first; the count goes to *count. Exported for the inspection module.
+[[gnu::visibility("default")]] const struct mx_backend *const *mx_backends(int *count);

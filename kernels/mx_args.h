@@ -1,0 +1,86 @@
+// What crosses from the host to a kernel, for every backend: the same structs are the launcher's arguments, the GPU
+// kernels' argument buffers and the CPU kernels' arguments.
+//
+// Terms. A matrix is "row-blocked" when its 32-element blocks run along its last axis. `k` is always a contraction
+// extent that is stored (a multiple of MX_BLOCK, zeros in what the quantizer had to add). Data is E4M3, one byte an
+// element; scale is E8M0, one byte a block. Everything is contiguous. `offs` are torch's int32 cumulative group ends.
+#pragma once
+#include <stdint.h>
+
+enum {
+    MX_BLOCK = 32,        // elements of the contraction that share one scale (OCP MX v1.0)
+    MX_GROUP_ALIGN = 128, // the quantizer starts each group's token columns at a multiple of this
+};
+
+enum mx_type { MX_BF16, MX_F32 };
+
+// One line per rounding mode: name, largest 23-bit mantissa of a block's amax that does NOT move its scale up one
+// binade. The scale's exponent is exponent(amax) - 8 + (mantissa > threshold), never below 0.
+#define MX_ROUNDING_MODES(X)                                                                                           \
+    X(rceil, 0x600000) /* up when amax > 448 * 2^e: nothing saturates */                                               \
+    X(floor, 0x7fffff) /* never: amax in (448, 512) * 2^e saturates */                                                 \
+    X(ceil, 0x000000)  /* up unless amax is a power of two */                                                          \
+    X(even, 0x77ffff)  /* up when amax rounded to E4M3's mantissa carries into the next binade */
+
+enum mx_rounding {
+#define MX_ROUNDING_ENUM(name, threshold) MX_ROUND_##name,
+    MX_ROUNDING_MODES(MX_ROUNDING_ENUM)
+#undef MX_ROUNDING_ENUM
+};
+
+static inline int64_t mx_round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// Token columns that hold any split of m tokens into `groups` groups, each started at a multiple of MX_GROUP_ALIGN.
+static inline int64_t mx_padded_tokens(int64_t m, int64_t groups) {
+    return (m + (MX_GROUP_ALIGN - 1) * groups) / MX_GROUP_ALIGN * MX_GROUP_ALIGN;
+}
+
+// Either pair of outputs may be null; what is asked for is written whole, padding included.
+// Without offs, x is `batch` matrices and each is one group whose columns start at 0.
+// With offs, batch is 1 and the rows are tokens: group g = rows [offs[g-1], offs[g]) goes to the columns that start at
+// the sum of the earlier groups' lengths, each rounded up to MX_GROUP_ALIGN. Rows past offs[groups-1] are in no column.
+struct mx_quantize_args {
+    const void *x;       // [batch][rows][cols], type x_type
+    const int32_t *offs; // [groups], or null
+    uint8_t *row_data;   // [batch][rows][row_k]
+    uint8_t *row_scale;  // [batch][rows][row_k / 32]
+    uint8_t *col_data;   // [batch][cols][col_k]
+    uint8_t *col_scale;  // [batch][cols][col_k / 32]
+    int64_t batch, rows, cols, groups;
+    int64_t row_k;    // mx_round_up(cols, MX_BLOCK)
+    int64_t col_k;    // mx_padded_tokens(rows, groups) with offs, mx_round_up(rows, MX_BLOCK) without
+    int32_t x_type;   // enum mx_type
+    int32_t rounding; // enum mx_rounding
+};
+
+// out[r] = a[r] . b[g]^T (+ bias[g]) for r in [offs[g-1], offs[g]); rows past offs[groups-1] are 0.
+struct mx_rows_args {
+    const uint8_t *a, *a_scale; // [m][k], [m][k / 32]
+    const uint8_t *b, *b_scale; // [groups][n][k], [groups][n][k / 32]
+    const int32_t *offs;        // [groups]
+    const float *bias;          // [groups][n], or null
+    void *out;                  // [m][n], type out_type
+    int64_t m, n, k, groups;
+    int32_t out_type; // enum mx_type
+};
+
+// out[g] (+)= a[:, group g] . b[:, group g]^T, contracted over the group's token columns; an empty group gives exact 0.
+// plain = 0: groups lie where the quantizer puts them (starts at multiples of MX_GROUP_ALIGN, zeros after each group).
+// plain = 1: group g is columns [offs[g-1], offs[g]), all multiples of MX_BLOCK; what lies outside is finite.
+struct mx_depth_args {
+    const uint8_t *a, *a_scale; // [n][depth], [n][depth / 32]
+    const uint8_t *b, *b_scale; // [k][depth], [k][depth / 32]
+    const int32_t *offs;        // [groups]
+    void *out;                  // [groups][n][k], type out_type; read as well when accumulating
+    int64_t n, k, depth, groups;
+    int32_t out_type;   // enum mx_type
+    int32_t accumulate; // 1: add to out, which is then MX_F32
+    int32_t plain;
+};
+
+// In place: clears the columns (and their scales) of a plain-layout operand that lie in no group.
+struct mx_padding_args {
+    uint8_t *data, *scale; // [rows][depth], [rows][depth / 32]
+    const int32_t *offs;   // [groups], multiples of MX_BLOCK
+    int64_t rows, depth, groups;
+};
