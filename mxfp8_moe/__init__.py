@@ -1,0 +1,11 @@
+"""MXFP8 grouped GEMMs for training mixture-of-experts layers.
+
+`grouped_mm` replaces ``torch._grouped_mm``; `quantize_weight` quantizes a weight once for many calls. Both stand on the
+operators ``torch.ops.mxfp8.*``, described in `mxfp8_moe.ops`.
+"""
+
+from mxfp8_moe.ops import SAC_SAVE_OPS, check_offs  # loads the library: before everything else
+
+from mxfp8_moe.autograd import QuantizedWeight, grouped_mm, quantize_weight  # isort: skip
+
+__all__ = ["SAC_SAVE_OPS", "QuantizedWeight", "check_offs", "grouped_mm", "quantize_weight"]

@@ -1,0 +1,398 @@
+"""`grouped_mm`: `torch._grouped_mm` with MXFP8 products, differentiable, in all four of its 2-D/3-D forms.
+
+Two autograd Functions do all the work, one per place where ``offs`` cuts the product:
+
+* `_CutRows` (2-D x 3-D) cuts the rows of the output; 3-D x 3-D and 3-D x 2-D are the same product seen differently.
+* `_CutDepth` (2-D x 2-D) cuts the contraction.
+
+Each quantizes an operand along the axis that the product contracts, and keeps for backward only the FP8 copies that are
+blocked along the axes which the gradients contract.
+"""
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+ops = torch.ops.mxfp8
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_Pair: TypeAlias = tuple[Tensor, Tensor]
+
+
+def _kernel_input(x: Tensor) -> Tensor:
+    """The kernels read bfloat16 and float32; float16 widens to float32 exactly."""
+    return (x.float() if x.dtype == torch.float16 else x).contiguous()
+
+
+def _kernel_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+
+
+def _is_transposed(b_t: Tensor) -> bool:
+    """Whether ``b_t [E, K, N]`` is a view of a weight stored as ``[E, N, K]`` (or must be copied into one)."""
+    return b_t.transpose(-2, -1).is_contiguous() or not b_t.is_contiguous()
+
+
+def _quantize_weight(b_t: Tensor, rounding: str, keep_rows: bool, keep_cols: bool) -> tuple[_Pair | None, _Pair | None]:
+    """Quantizes ``b_t [E, K, N]`` in its stored orientation, without a transposing copy.
+
+    Returns:
+        The copy that forward contracts (``[E, N, Kc]``) and the one that dgrad contracts (``[E, K, Nc]``), each None
+        unless kept.
+    """
+    stored_as_n_k = _is_transposed(b_t)
+    stored = _kernel_input(b_t.transpose(-2, -1) if stored_as_n_k else b_t)
+    want_rows, want_cols = (keep_rows, keep_cols) if stored_as_n_k else (keep_cols, keep_rows)
+    rows, cols = _quantize(stored, None, rounding, want_rows, want_cols)
+    return (rows, cols) if stored_as_n_k else (cols, rows)
+
+
+def _quantize(
+    x: Tensor, offs: Tensor | None, rounding: str, want_rows: bool, want_cols: bool
+) -> tuple[_Pair | None, _Pair | None]:
+    """One read of ``x`` whatever is wanted: the row-blocked pair and the column-blocked pair."""
+    if want_rows and want_cols:
+        data, scale, data_t, scale_t = ops.quantize_both(x, offs, rounding)
+        return (data, scale), (data_t, scale_t)
+    if want_cols:
+        return None, ops.quantize_cols(x, offs, rounding)
+    return (ops.quantize_rows(x, rounding) if want_rows else None), None
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A weight's two FP8 copies, made by `quantize_weight` and valid until the weight is modified.
+
+    Attributes:
+        forward: data ``[E, N, Kc]`` and scale ``[E, N, Kc/32]``, blocked along K.
+        dgrad: data ``[E, K, Nc]`` and scale ``[E, K, Nc/32]``, blocked along N.
+        weight: the weight ``[E, N, K]`` itself, detached.
+        version: the weight's version counter when it was quantized, int64 on the CPU.
+    """
+
+    forward: _Pair
+    dgrad: _Pair
+    weight: Tensor
+    version: Tensor
+
+    def check(self, B_t: Tensor) -> None:
+        """Raises ValueError unless ``B_t [E, K, N]`` is the weight that this handle was made from, unmodified."""
+        wanted = self.weight.transpose(-2, -1)
+        if B_t.shape != wanted.shape:
+            raise ValueError(f"b_quantized must fit B_t of shape {list(B_t.shape)}, got one for {list(wanted.shape)}")
+        if B_t.device != wanted.device:
+            raise ValueError(f"b_quantized must be on the device of B_t, {B_t.device}, got {wanted.device}")
+        if torch.compiler.is_compiling():
+            ops.assert_version(self.version, self.weight)
+            return
+        # Only here, since a traced program has no storage to compare.
+        if B_t.data_ptr() != wanted.data_ptr():
+            raise ValueError("b_quantized must be made from B_t's own weight, got the handle of another weight")
+        _assert_version(self.version, self.weight)
+
+
+def _assert_version(made: Tensor, weight: Tensor) -> None:
+    if made.item() != _version(weight):
+        raise ValueError(
+            f"b_quantized is stale: it was made at version {made.item()} of the weight, which is now at version "
+            f"{_version(weight)}; call quantize_weight again after each update"
+        )
+
+
+# For traced programs: an op that runs with each call, because it claims to write `made`.
+torch.library.custom_op("mxfp8::assert_version", _assert_version, mutates_args=("made",))
+
+
+def _version(weight: Tensor) -> int:
+    return 0 if weight.is_inference() else weight._version  # inference tensors count no versions
+
+
+def quantize_weight(w: Tensor, *, rounding: str = "rceil") -> QuantizedWeight:
+    """Quantizes an expert weight once, for use in many calls of `grouped_mm` (micro-batches, recomputation).
+
+    Args:
+        w: ``[E, N, K]``, bfloat16, float16 or float32, of either orientation in memory; ``grouped_mm`` is then called
+            with ``B_t = w.transpose(-2, -1)``.
+        rounding: how a block's scale is chosen, ``rceil``, ``floor``, ``ceil`` or ``even``.
+
+    Returns:
+        The handle that ``grouped_mm(A, B_t, ..., b_quantized=handle)`` takes. It is never looked up or refreshed
+        behind the caller's back: after an optimizer step, make a new one.
+
+    Raises:
+        TypeError: ``w`` is not a floating-point tensor of a supported dtype.
+        ValueError: ``w`` is not 3-D.
+    """
+    _check_tensor("w", w)
+    if w.dim() != 3:
+        raise ValueError(f"w must be a 3-D tensor [E, N, K], got shape {list(w.shape)}")
+    detached = w.detach()
+    forward, dgrad = _quantize_weight(detached.transpose(-2, -1), rounding, True, True)
+    assert forward is not None
+    assert dgrad is not None
+    return QuantizedWeight(forward, dgrad, detached, torch.tensor(_version(w)))
+
+
+def _group_sums(x: Tensor, offs: Tensor) -> Tensor:
+    """Sums the rows of ``x [M, N]`` in each group, in float32: ``[E, N]``. Rows past ``offs[-1]`` are in no group."""
+    zero = offs.new_zeros(1)
+    ends = torch.cat([zero, offs, zero + x.shape[0]])
+    lengths = ends.diff().long()
+    return torch.segment_reduce(x.float(), "sum", lengths=lengths, axis=0, unsafe=True, initial=0)[:-1]
+
+
+def _wgrad_hp(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+    """``[E, N, K]`` from unquantized ``a [M, N]`` and ``b [M, K]``, by torch's own kernel; empty groups give 0."""
+    dw = torch._grouped_mm(a.t(), b, offs=offs)
+    empty = torch.cat([offs[:1], offs.diff()]) == 0
+    return dw.masked_fill(empty[:, None, None], 0)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What a call fixes besides its tensors."""
+
+    out_dtype: torch.dtype
+    rounding: str
+    wgrad_hp: bool
+    grad: bool  # grad mode of the call: inside a Function it is always off, and needs_input_grad ignores it
+
+
+class _CutRows(torch.autograd.Function):
+    """``y [M, N]`` from ``a [M, K]`` and ``b_t [E, K, N]``; ``offs`` cuts M."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        a: Tensor,
+        b_t: Tensor,
+        offs: Tensor,
+        bias: Tensor | None,
+        options: _Options,
+        main_grad: Tensor | None,
+        handle: QuantizedWeight | None,
+    ) -> Tensor:
+        need_da, need_db, _, need_dbias = (need and options.grad for need in ctx.needs_input_grad[:4])
+        keep_cols = need_db and not options.wgrad_hp
+        rows, cols = _quantize(_kernel_input(a), offs, options.rounding, True, keep_cols)
+        if handle is None:
+            weight, weight_t = _quantize_weight(b_t, options.rounding, True, need_da)
+        else:
+            weight, weight_t = handle.forward, handle.dgrad
+        assert rows is not None
+        assert weight is not None
+        bias32 = None if bias is None else bias.float().contiguous()
+        y: Tensor = ops.grouped_mm(*rows, *weight, offs, bias=bias32, out_dtype=_kernel_dtype(options.out_dtype))
+
+        saved: list[Tensor | None] = [offs]
+        saved += weight_t if need_da and weight_t is not None else (None, None)
+        saved += cols if cols is not None else (None, None)
+        ctx.save_for_backward(*saved, a if need_db and options.wgrad_hp else None, main_grad)
+        ctx.options = options
+        ctx.a_dtype, ctx.b_dtype = a.dtype, b_t.dtype
+        ctx.bias_dtype = bias.dtype if bias is not None and need_dbias else None
+        ctx.transposed = _is_transposed(b_t if main_grad is None else main_grad)
+        return y.to(options.out_dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        offs, weight_t, weight_t_scale, xt, xt_scale, a, main_grad = ctx.saved_tensors
+        options: _Options = ctx.options
+        need_da, need_db = ctx.needs_input_grad[:2]
+        da = db_t = dbias = None
+        rows, cols = _quantize(_kernel_input(dy), offs, options.rounding, need_da, xt is not None)
+        if rows is not None:
+            da = ops.grouped_mm_dgrad(*rows, weight_t, weight_t_scale, offs, out_dtype=_kernel_dtype(ctx.a_dtype))
+            da = da.to(ctx.a_dtype)
+        if cols is not None:
+            db_t = _CutRows._weight_grad(ctx, cols, (xt, xt_scale), offs, main_grad)
+        elif need_db:
+            db_t = _wgrad_hp(dy.to(a.dtype).contiguous(), a, offs).transpose(-2, -1).to(ctx.b_dtype)
+            if main_grad is not None:
+                main_grad.add_(db_t)
+                db_t = None
+        if ctx.bias_dtype is not None:
+            dbias = _group_sums(dy, offs).to(ctx.bias_dtype)
+        return da, db_t, None, dbias, None, None, None
+
+    @staticmethod
+    def _weight_grad(ctx: Any, dyt: _Pair, xt: _Pair, offs: Tensor, main_grad: Tensor | None) -> Tensor | None:
+        """The gradient in the weight's stored orientation, as a view shaped like ``b_t``."""
+        left, right = (dyt, xt) if ctx.transposed else (xt, dyt)
+        if main_grad is not None:
+            stored = main_grad.transpose(-2, -1) if ctx.transposed else main_grad
+            ops.grouped_mm_wgrad(*left, *right, offs, main_grad=stored)
+            return None
+        dw: Tensor = ops.grouped_mm_wgrad(*left, *right, offs, out_dtype=_kernel_dtype(ctx.b_dtype)).to(ctx.b_dtype)
+        return dw.transpose(-2, -1) if ctx.transposed else dw
+
+
+class _CutDepth(torch.autograd.Function):
+    """``out [E, P, Q]`` from ``p [T, P]`` and ``q [T, Q]``: ``out[g] = p[group g]^T . q[group g]``; ``offs`` cuts T."""
+
+    @staticmethod
+    def forward(ctx: Any, p: Tensor, q: Tensor, offs: Tensor, options: _Options) -> Tensor:
+        need_dp, need_dq = (need and options.grad for need in ctx.needs_input_grad[:2])
+        p_rows, p_cols = _quantize(_kernel_input(p), offs, options.rounding, need_dq, True)
+        q_rows, q_cols = _quantize(_kernel_input(q), offs, options.rounding, need_dp, True)
+        assert p_cols is not None
+        assert q_cols is not None
+        out: Tensor = ops.grouped_mm_wgrad(*p_cols, *q_cols, offs, out_dtype=_kernel_dtype(options.out_dtype))
+        ctx.save_for_backward(offs, *(p_rows or (None, None)), *(q_rows or (None, None)))
+        ctx.options = options
+        ctx.p_dtype, ctx.q_dtype = p.dtype, q.dtype
+        return out.to(options.out_dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        offs, p, p_scale, q, q_scale = ctx.saved_tensors
+        dp = dq = None
+        # dp contracts Q, dq contracts P: the two orientations of dout.
+        rows, cols = _quantize(_kernel_input(dout), None, ctx.options.rounding, q is not None, p is not None)
+        if rows is not None:
+            dp = ops.grouped_mm_dgrad(q, q_scale, *rows, offs, out_dtype=_kernel_dtype(ctx.p_dtype)).to(ctx.p_dtype)
+        if cols is not None:
+            dq = ops.grouped_mm_dgrad(p, p_scale, *cols, offs, out_dtype=_kernel_dtype(ctx.q_dtype)).to(ctx.q_dtype)
+        return dp, dq, None, None
+
+
+def _check_tensor(name: str, tensor: object) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    if tensor.dtype not in _DTYPES:
+        raise TypeError(f"{name} must be bfloat16, float16 or float32, got {tensor.dtype}")
+
+
+def _check_offs(A: Tensor, B_t: Tensor, offs: Tensor | None) -> None:
+    if A.dim() == 3 and B_t.dim() == 3:
+        if offs is not None:
+            raise ValueError("offs must be None when A and B_t are both 3-D, got a tensor")
+        return
+    if not isinstance(offs, Tensor):
+        raise ValueError(
+            f"offs must be an int32 tensor of cumulative group ends unless A and B_t are both 3-D, got {offs}"
+        )
+    if offs.dtype != torch.int32:
+        raise TypeError(f"offs must be int32, got {offs.dtype}")
+    if offs.device != A.device:
+        raise ValueError(f"offs must be on the device of A, {A.device}, got {offs.device}")
+    experts = next((t.shape[0] for t in (A, B_t) if t.dim() == 3), None)
+    if offs.dim() != 1 or (experts is not None and offs.shape[0] != experts):
+        wanted = "1-D" if experts is None else f"of shape [{experts}], one end per expert"
+        raise ValueError(f"offs must be {wanted}, got shape {list(offs.shape)}")
+
+
+def _check_operands(A: Tensor, B_t: Tensor, autocast: bool) -> None:
+    _check_tensor("A", A)
+    _check_tensor("B_t", B_t)
+    for name, tensor in (("A", A), ("B_t", B_t)):
+        if tensor.dim() not in (2, 3):
+            raise ValueError(f"{name} must be 2-D or 3-D, got shape {list(tensor.shape)}")
+    if A.dtype != B_t.dtype and not autocast:
+        raise TypeError(f"B_t must have the dtype of A, {A.dtype}, got {B_t.dtype}")
+    if A.device != B_t.device:
+        raise ValueError(f"B_t must be on the device of A, {A.device}, got {B_t.device}")
+    if A.shape[-1] != B_t.shape[-2]:
+        raise ValueError(
+            f"B_t must have A's last axis, {A.shape[-1]}, as its second to last, got shape {list(B_t.shape)}"
+        )
+    if A.dim() == 3 and B_t.dim() == 3 and A.shape[0] != B_t.shape[0]:
+        raise ValueError(f"B_t must have as many experts as A, {A.shape[0]}, got shape {list(B_t.shape)}")
+
+
+def _check_extras(
+    B_t: Tensor, bias: Tensor | None, main_grad: Tensor | None, b_quantized: QuantizedWeight | None
+) -> None:
+    for name, value in (("bias", bias), ("main_grad", main_grad), ("b_quantized", b_quantized)):
+        if value is not None and B_t.dim() != 3:
+            raise ValueError(f"{name} must be None unless B_t is 3-D, got B_t of shape {list(B_t.shape)}")
+    if bias is not None:
+        _check_tensor("bias", bias)
+        if list(bias.shape) != [B_t.shape[0], B_t.shape[2]]:
+            raise ValueError(f"bias must have shape [{B_t.shape[0]}, {B_t.shape[2]}], got {list(bias.shape)}")
+    if main_grad is not None:
+        if main_grad.dtype != torch.float32:
+            raise TypeError(f"main_grad must be float32, got {main_grad.dtype}")
+        if main_grad.shape != B_t.shape:
+            raise ValueError(f"main_grad must have the shape of B_t, {list(B_t.shape)}, got {list(main_grad.shape)}")
+        if not (main_grad.is_contiguous() or main_grad.transpose(-2, -1).is_contiguous()):
+            raise ValueError(f"main_grad must be contiguous or a transposed view, got strides {main_grad.stride()}")
+    if b_quantized is not None:
+        b_quantized.check(B_t)
+
+
+def grouped_mm(
+    A: Tensor,
+    B_t: Tensor,
+    *,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    rounding: str = "rceil",
+    wgrad_hp: bool = False,
+    main_grad: Tensor | None = None,
+    b_quantized: QuantizedWeight | None = None,
+) -> Tensor:
+    """Multiplies groups of rows with their own matrix in MXFP8; a differentiable drop-in for ``torch._grouped_mm``.
+
+    Operands are quantized along the contracted axis to E4M3 with one E8M0 scale per 32 elements; sums are float32.
+    Groups may have any length, and none needs padding. What backward keeps is FP8.
+
+    =====  =====  ==================  ==============================================================
+    A      B_t    result              groups
+    =====  =====  ==================  ==============================================================
+    [M,K]  [E,K,N]  [M,N]             ``offs`` cuts M: the MoE layer. Rows past ``offs[-1]`` give 0.
+    [M,K]  [K,N]    [E,M,N]           ``offs`` cuts K. An empty group gives 0.
+    [E,M,K]  [E,K,N]  [E,M,N]         no ``offs``: a batch
+    [E,M,K]  [K,N]  [M,N]             ``offs`` cuts N. Columns past ``offs[-1]`` give 0.
+    =====  =====  ==================  ==============================================================
+
+    Args:
+        A: bfloat16, float16 or float32. Copied first if it is not contiguous (as ``A.t()`` for the 2-D x 2-D form).
+        B_t: of A's dtype. A transposed view of a weight stored as ``[E, N, K]``, or contiguous: neither is copied.
+        offs: int32 ``[E]``, cumulative ends of the groups. Values are never read on the host for a device tensor; on
+            the CPU, ends that decrease or pass the end raise.
+        bias: ``[E, N]``, added to each group's rows in float32 before rounding; for a 3-D ``B_t``.
+        out_dtype: dtype of the result; A's dtype, or autocast's where that is enabled.
+        rounding: how a block's scale follows from its largest magnitude: ``rceil`` (nothing saturates), ``floor``,
+            ``ceil`` or ``even``.
+        wgrad_hp: compute the gradient of ``B_t`` from unquantized operands by ``torch._grouped_mm``; A is then kept.
+        main_grad: float32, shaped like ``B_t`` and either contiguous or a transposed view. Backward adds the gradient
+            of ``B_t`` into it in float32, and ``B_t`` itself gets none.
+        b_quantized: handle from `quantize_weight`, used instead of quantizing ``B_t`` again. Gradients still flow to
+            ``B_t``.
+
+    Returns:
+        The products, of ``out_dtype``.
+
+    Raises:
+        TypeError: wrong type or dtype of an argument.
+        ValueError: wrong rank, shape, device, or a handle that does not fit ``B_t``.
+        RuntimeError: unknown rounding, bad values in ``offs`` on the CPU, or a device without kernels in this build.
+    """
+    autocast = torch.is_autocast_enabled(A.device.type) if isinstance(A, Tensor) else False
+    _check_operands(A, B_t, autocast)
+    _check_offs(A, B_t, offs)
+    _check_extras(B_t, bias, main_grad, b_quantized)
+    if out_dtype is None:
+        out_dtype = torch.get_autocast_dtype(A.device.type) if autocast else A.dtype
+    if out_dtype not in _DTYPES:
+        raise TypeError(f"out_dtype must be bfloat16, float16 or float32, got {out_dtype}")
+    options = _Options(out_dtype, rounding, wgrad_hp, torch.is_grad_enabled())
+
+    if B_t.dim() == 2 and A.dim() == 2:
+        return _CutDepth.apply(A.t(), B_t, offs, options)  # type: ignore[no-any-return,no-untyped-call]
+    if B_t.dim() == 2:  # y^T = B_t^T . A^T, with B_t's columns as the tokens
+        tokens, weights = B_t.t(), A.transpose(-2, -1)
+        return _CutRows.apply(tokens, weights, offs, None, options, None, None).t()  # type: ignore[no-any-return,no-untyped-call]
+    if A.dim() == 3:
+        experts, m, k = A.shape
+        offs = torch.arange(1, experts + 1, dtype=torch.int32, device=A.device) * m
+        y = _CutRows.apply(A.reshape(-1, k), B_t, offs, bias, options, main_grad, b_quantized)  # type: ignore[no-untyped-call]
+        return y.view(experts, m, -1)  # type: ignore[no-any-return]
+    return _CutRows.apply(A, B_t, offs, bias, options, main_grad, b_quantized)  # type: ignore[no-any-return,no-untyped-call]
