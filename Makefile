@@ -30,7 +30,7 @@ bench: build ## compare speed and memory with torch, interleaved in one process 
 	$(BIN)/python -m benchmarks.bench $(ARGS)
 
 asan: build ## run the test-suite on a build with AddressSanitizer and UndefinedBehaviorSanitizer
-	@command -v $(ASAN_CC) >/dev/null || $(call apt_install,$(ASAN_CC) libclang-rt-22-dev libc6-dev)
+	@command -v $(ASAN_CC) >/dev/null || $(call apt_install,$(ASAN_CC) libclang-rt-22-dev g++)
 	rm -rf build/asan
 	CC=$(ASAN_CC) CFLAGS="$(ASAN_FLAGS)" $(BIN)/python setup.py -q build_ext --build-temp build/asan-temp --build-lib build/asan
 	cp mxfp8_moe/*.py build/asan/mxfp8_moe/
@@ -42,7 +42,7 @@ lint: build ## ruff, mypy --strict, clang-format, clang-tidy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(C_FILES)
-	$(BIN)/python tests/tidy.py
+	$(BIN)/python setup.py -q tidy
 
 format: build ## rewrite the sources in the project's style
 	$(BIN)/ruff check --fix .

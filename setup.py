@@ -6,6 +6,7 @@ needed. Environment: CC names another clang (19 or later); CFLAGS and LDFLAGS ar
 
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Command, Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
@@ -43,7 +44,7 @@ def compiler(language):
         )
     except (OSError, subprocess.CalledProcessError) as error:
         raise SystemExit(f"CC is '{chosen}', which could not be run: {error}") from None
-    macros = dict(line.split(maxsplit=2)[1:] for line in probe.stdout.splitlines() if line.count(" ") >= 2)
+    macros = dict(re.findall(r"^#define (\w+) (.*)$", probe.stdout, re.MULTILINE))
     if int(macros.get("__clang_major__", 0)) < CLANG_MIN:
         found = macros.get("__VERSION__", "an unknown compiler")
         raise SystemExit(
@@ -92,7 +93,7 @@ class BuildExt(build_ext):
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(compile_one, jobs))
-        self.link_atomically([*command, "-shared", *objects, "-lm"], output)
+        self.link_atomically([*command, "-shared", "-Wl,-soname,libmxfp8.so", *objects, "-lm"], output)
 
     def build_inspect(self, output):
         import pybind11
@@ -116,6 +117,28 @@ class BuildExt(build_ext):
         subprocess.run(command, check=True)
 
 
+class Tidy(Command):
+    """Runs clang-tidy (checks: .clang-tidy) over every C source as each level compiles it."""
+
+    user_options = []
+
+    def initialize_options(self):
+        pass
+
+    def finalize_options(self):
+        pass
+
+    def run(self):
+        search = subprocess.run([*compiler("cc"), "-E", "-v", "-x", "c", os.devnull], capture_output=True, text=True)
+        listed = search.stderr.split("search starts here:")[-1].split("End of search list")[0]
+        includes = [word for path in listed.split() for word in ("-isystem", path)]
+        for flags, sources in [([], ONCE_SOURCES)] + [
+            ([*flags, f"-DMX_LEVEL={level}"], LEVEL_SOURCES) for level, flags in CPU_LEVELS.items()
+        ]:
+            tidy = ["clang-tidy", "--quiet", *sources, "--", "-std=gnu23", *flags, "-nostdinc", *includes]
+            subprocess.run([str(Path(sys.executable).with_name(tidy[0])), *tidy[1:]], cwd=ROOT, check=True)
+
+
 def env_flags(name):
     return shlex.split(os.environ.get(name, ""))
 
@@ -125,5 +148,5 @@ setup(
         Extension("mxfp8_moe.libmxfp8", [*ONCE_SOURCES, *LEVEL_SOURCES]),
         Extension("mxfp8_moe._inspect", ["csrc/inspect.cpp"]),
     ],
-    cmdclass={"build_ext": BuildExt},
+    cmdclass={"build_ext": BuildExt, "tidy": Tidy},
 )

@@ -560,26 +560,25 @@ static void run_op(const struct op *op, StableIValue *stack) {
 
 #define OFFS_OPERANDS(a, b) "Tensor " a, "Tensor " a "_scale", "Tensor " b, "Tensor " b "_scale", "Tensor offs", "*"
 
-// X(C name, torch name, parameters in parentheses, returns, number of outputs)
+// X(C name, torch name, returns, number of outputs, parameters...)
 #define OPS(X)                                                                                                         \
-    X(quantize_rows, "quantize_rows", ("Tensor x", "str rounding=\"rceil\""), "(Tensor data, Tensor scale)", 2)        \
-    X(quantize_cols, "quantize_cols", ("Tensor x", "Tensor? offs=None", "str rounding=\"rceil\""),                     \
-      "(Tensor data_t, Tensor scale_t)", 2)                                                                            \
-    X(quantize_both, "quantize_both", ("Tensor x", "Tensor? offs=None", "str rounding=\"rceil\""),                     \
-      "(Tensor data, Tensor scale, Tensor data_t, Tensor scale_t)", 4)                                                 \
-    X(zero_padding, "zero_padding_", ("Tensor(a!) data", "Tensor(b!) scale", "Tensor offs"), "()", 0)                  \
-    X(grouped_mm, "grouped_mm", (OFFS_OPERANDS("a", "b"), "Tensor? bias=None", "ScalarType? out_dtype=None"),          \
-      "Tensor", 1)                                                                                                     \
-    X(grouped_mm_dgrad, "grouped_mm_dgrad", (OFFS_OPERANDS("dy", "wt"), "ScalarType? out_dtype=None"), "Tensor", 1)    \
-    X(grouped_mm_wgrad, "grouped_mm_wgrad",                                                                            \
-      (OFFS_OPERANDS("dyt", "xt"), "bool plain=False", "ScalarType? out_dtype=None"), "Tensor", 1)                     \
-    X(grouped_mm_wgrad_accumulate, "grouped_mm_wgrad.accumulate",                                                      \
-      (OFFS_OPERANDS("dyt", "xt"), "Tensor(a!) main_grad", "bool plain=False"), "()", 0)
+    X(quantize_rows, "quantize_rows", "(Tensor data, Tensor scale)", 2, "Tensor x", "str rounding=\"rceil\"")          \
+    X(quantize_cols, "quantize_cols", "(Tensor data_t, Tensor scale_t)", 2, "Tensor x", "Tensor? offs=None",           \
+      "str rounding=\"rceil\"")                                                                                        \
+    X(quantize_both, "quantize_both", "(Tensor data, Tensor scale, Tensor data_t, Tensor scale_t)", 4, "Tensor x",     \
+      "Tensor? offs=None", "str rounding=\"rceil\"")                                                                   \
+    X(zero_padding, "zero_padding_", "()", 0, "Tensor(a!) data", "Tensor(b!) scale", "Tensor offs")                    \
+    X(grouped_mm, "grouped_mm", "Tensor", 1, OFFS_OPERANDS("a", "b"), "Tensor? bias=None",                             \
+      "ScalarType? out_dtype=None")                                                                                    \
+    X(grouped_mm_dgrad, "grouped_mm_dgrad", "Tensor", 1, OFFS_OPERANDS("dy", "wt"), "ScalarType? out_dtype=None")      \
+    X(grouped_mm_wgrad, "grouped_mm_wgrad", "Tensor", 1, OFFS_OPERANDS("dyt", "xt"), "bool plain=False",               \
+      "ScalarType? out_dtype=None")                                                                                    \
+    X(grouped_mm_wgrad_accumulate, "grouped_mm_wgrad.accumulate", "()", 0, OFFS_OPERANDS("dyt", "xt"),                 \
+      "Tensor(a!) main_grad", "bool plain=False")
 
-#define PARAMS(...) {__VA_ARGS__}
-#define DEFINE_OP(fn, op_name, parameters, ret, count)                                                                 \
+#define DEFINE_OP(fn, op_name, result, count, ...)                                                                     \
     static const struct op fn##_op = {                                                                                 \
-        .name = op_name, .params = PARAMS parameters, .returns = ret, .outputs = count, .run = fn};                    \
+        .name = (op_name), .params = {__VA_ARGS__}, .returns = (result), .outputs = (count), .run = (fn)};             \
     static void fn##_boxed(StableIValue *stack, uint64_t inputs, uint64_t outputs) {                                   \
         (void)inputs, (void)outputs;                                                                                   \
         run_op(&fn##_op, stack);                                                                                       \
@@ -602,7 +601,7 @@ static int define(TorchLibraryHandle library, const struct op *op) {
         const struct op *op;
         void (*boxed)(StableIValue *, uint64_t, uint64_t);
     } ops[] = {
-#define OP_ENTRY(fn, op_name, parameters, ret, count) {&fn##_op, fn##_boxed},
+#define OP_ENTRY(fn, ...) {&fn##_op, fn##_boxed},
         OPS(OP_ENTRY)
 #undef OP_ENTRY
     };
