@@ -78,8 +78,10 @@ static struct text device_text(const struct value *v) {
     struct text text;
     if (v->device_type == aoti_torch_device_type_cpu())
         snprintf(text.chars, sizeof text.chars, "cpu");
+    else if (v->device_type == aoti_torch_device_type_cuda())
+        snprintf(text.chars, sizeof text.chars, "cuda:%d", v->device_index);
     else
-        snprintf(text.chars, sizeof text.chars, "device %d of another type than cpu", v->device_index);
+        snprintf(text.chars, sizeof text.chars, "device type %d, index %d", v->device_type, v->device_index);
     return text;
 }
 
@@ -307,7 +309,8 @@ static int quantize(const struct value *x, const struct value *offs, const struc
     args.row_k = mx_round_up(args.cols, MX_BLOCK);
     args.col_k = mx_round_up(args.rows, MX_BLOCK);
     if (offs && offs->present) {
-        args.offs = offs->data;
+        static const int32_t none; // an empty tensor has no storage, but its presence counts
+        args.offs = offs->data ? offs->data : &none;
         args.groups = offs->sizes[0];
         args.col_k = mx_padded_tokens(args.rows, args.groups);
     }

@@ -37,6 +37,7 @@ AOTITorchError aoti_torch_empty_strided(int64_t dim, const int64_t *sizes, const
                                         int32_t device_type, int32_t device_index, AtenTensorHandle *);
 
 int32_t aoti_torch_device_type_cpu(void);
+int32_t aoti_torch_device_type_cuda(void);
 int32_t aoti_torch_dtype_bfloat16(void);
 int32_t aoti_torch_dtype_float16(void);
 int32_t aoti_torch_dtype_float32(void);
