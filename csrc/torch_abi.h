@@ -27,6 +27,7 @@ void aoti_torch_check(bool condition, const char *function, const char *file, ui
 
 AOTITorchError aoti_torch_delete_tensor_object(AtenTensorHandle);
 AOTITorchError aoti_torch_get_data_ptr(AtenTensorHandle, void **);
+AOTITorchError aoti_torch_get_storage_size(AtenTensorHandle, int64_t *bytes);
 AOTITorchError aoti_torch_get_dim(AtenTensorHandle, int64_t *);
 AOTITorchError aoti_torch_get_sizes(AtenTensorHandle, int64_t **);
 AOTITorchError aoti_torch_get_strides(AtenTensorHandle, int64_t **);

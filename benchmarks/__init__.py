@@ -1,0 +1,1 @@
+"""Speed and memory of this project next to its peers: ``python -m benchmarks.bench``."""
