@@ -13,6 +13,7 @@ import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 from setuptools import Command, Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -88,7 +89,9 @@ class BuildExt(build_ext):
         def compile_one(job):
             source, flags, level = job
             result = self.temp / f"{Path(source).stem}{'.' + level if level else ''}.o"
-            self.spawn_checked([*command, *CFLAGS, *flags, *env_flags("CFLAGS"), "-c", str(ROOT / source), "-o", str(result)])
+            self.spawn_checked(
+                [*command, *CFLAGS, *flags, *env_flags("CFLAGS"), "-c", str(ROOT / source), "-o", str(result)]
+            )
             return str(result)
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -120,7 +123,7 @@ class BuildExt(build_ext):
 class Tidy(Command):
     """Runs clang-tidy (checks: .clang-tidy) over every C source as each level compiles it."""
 
-    user_options = []
+    user_options: ClassVar[list[tuple[str, str, str]]] = []
 
     def initialize_options(self):
         pass
