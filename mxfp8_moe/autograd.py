@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 ops = torch.ops.mxfp8
 
@@ -71,43 +72,51 @@ class QuantizedWeight:
         dgrad: data ``[E, K, Nc]`` and scale ``[E, K, Nc/32]``, blocked along N.
         weight: the weight ``[E, N, K]`` itself, detached.
         version: the weight's version counter when it was quantized, int64 on the CPU.
+        rounding: the rounding mode.
     """
 
     forward: _Pair
     dgrad: _Pair
     weight: Tensor
     version: Tensor
+    rounding: str
 
-    def check(self, B_t: Tensor) -> None:
+    def check(self, B_t: Tensor, rounding: str) -> None:
         """Raises ValueError unless ``B_t [E, K, N]`` is the weight that this handle was made from, unmodified."""
         wanted = self.weight.transpose(-2, -1)
         if B_t.shape != wanted.shape:
             raise ValueError(f"b_quantized must fit B_t of shape {list(B_t.shape)}, got one for {list(wanted.shape)}")
         if B_t.device != wanted.device:
             raise ValueError(f"b_quantized must be on the device of B_t, {B_t.device}, got {wanted.device}")
+        if rounding != self.rounding:
+            raise ValueError(f"b_quantized must be made with rounding '{rounding}', got '{self.rounding}'")
         if torch.compiler.is_compiling():
             ops.assert_version(self.version, self.weight)
             return
         # Only here, since a traced program has no storage to compare.
-        if B_t.data_ptr() != wanted.data_ptr():
+        if (B_t.data_ptr(), B_t.stride()) != (wanted.data_ptr(), wanted.stride()):
             raise ValueError("b_quantized must be made from B_t's own weight, got the handle of another weight")
         _assert_version(self.version, self.weight)
 
 
+def _weight_version(weight: Tensor) -> Tensor:
+    return torch.tensor(0 if weight.is_inference() else weight._version)  # inference tensors count no versions
+
+
 def _assert_version(made: Tensor, weight: Tensor) -> None:
-    if made.item() != _version(weight):
+    now = _weight_version(weight)
+    if made != now:
         raise ValueError(
             f"b_quantized is stale: it was made at version {made.item()} of the weight, which is now at version "
-            f"{_version(weight)}; call quantize_weight again after each update"
+            f"{now.item()}; call quantize_weight again after each update"
         )
 
 
-# For traced programs: an op that runs with each call, because it claims to write `made`.
+# A traced program must ask when it runs, so there both are ops; the second one runs because it claims to write `made`.
+torch.library.custom_op("mxfp8::weight_version", _weight_version, mutates_args=()).register_fake(
+    lambda weight: torch.empty((), dtype=torch.int64)
+)
 torch.library.custom_op("mxfp8::assert_version", _assert_version, mutates_args=("made",))
-
-
-def _version(weight: Tensor) -> int:
-    return 0 if weight.is_inference() else weight._version  # inference tensors count no versions
 
 
 def quantize_weight(w: Tensor, *, rounding: str = "rceil") -> QuantizedWeight:
@@ -125,15 +134,17 @@ def quantize_weight(w: Tensor, *, rounding: str = "rceil") -> QuantizedWeight:
     Raises:
         TypeError: ``w`` is not a floating-point tensor of a supported dtype.
         ValueError: ``w`` is not 3-D.
+        RuntimeError: unknown rounding, or a device without kernels in this build.
     """
     _check_tensor("w", w)
     if w.dim() != 3:
         raise ValueError(f"w must be a 3-D tensor [E, N, K], got shape {list(w.shape)}")
-    detached = w.detach()
-    forward, dgrad = _quantize_weight(detached.transpose(-2, -1), rounding, True, True)
+    weight = w.detach()
+    forward, dgrad = _quantize_weight(weight.transpose(-2, -1), rounding, True, True)
     assert forward is not None
     assert dgrad is not None
-    return QuantizedWeight(forward, dgrad, detached, torch.tensor(_version(w)))
+    version = ops.weight_version(weight) if torch.compiler.is_compiling() else _weight_version(weight)
+    return QuantizedWeight(forward, dgrad, weight, version, rounding)
 
 
 def _group_sums(x: Tensor, offs: Tensor) -> Tensor:
@@ -144,11 +155,16 @@ def _group_sums(x: Tensor, offs: Tensor) -> Tensor:
     return torch.segment_reduce(x.float(), "sum", lengths=lengths, axis=0, unsafe=True, initial=0)[:-1]
 
 
-def _wgrad_hp(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
-    """``[E, N, K]`` from unquantized ``a [M, N]`` and ``b [M, K]``, by torch's own kernel; empty groups give 0."""
-    dw = torch._grouped_mm(a.t(), b, offs=offs)
+def _wgrad_hp(dy: Tensor, x: Tensor, offs: Tensor) -> Tensor:
+    """``[E, N, K]`` from unquantized ``dy [M, N]`` and ``x [M, K]``, by torch's own kernel; empty groups give 0."""
+    dw = torch._grouped_mm(_pad_rows(dy).t(), _pad_rows(x), offs=offs)[:, : dy.shape[1], : x.shape[1]]
     empty = torch.cat([offs[:1], offs.diff()]) == 0
     return dw.masked_fill(empty[:, None, None], 0)
+
+
+def _pad_rows(x: Tensor) -> Tensor:
+    """``torch._grouped_mm`` wants rows that are a multiple of 16 bytes apart."""
+    return functional.pad(x, (0, -x.shape[1] % (16 // x.itemsize))).contiguous()
 
 
 @dataclass(frozen=True)
@@ -190,7 +206,8 @@ class _CutRows(torch.autograd.Function):
         saved: list[Tensor | None] = [offs]
         saved += weight_t if need_da and weight_t is not None else (None, None)
         saved += cols if cols is not None else (None, None)
-        ctx.save_for_backward(*saved, a if need_db and options.wgrad_hp else None, main_grad)
+        ctx.save_for_backward(*saved, a if need_db and options.wgrad_hp else None)
+        ctx.main_grad = main_grad  # not saved: it changes between forward and backward, by its very purpose
         ctx.options = options
         ctx.a_dtype, ctx.b_dtype = a.dtype, b_t.dtype
         ctx.bias_dtype = bias.dtype if bias is not None and need_dbias else None
@@ -200,7 +217,7 @@ class _CutRows(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        offs, weight_t, weight_t_scale, xt, xt_scale, a, main_grad = ctx.saved_tensors
+        offs, weight_t, weight_t_scale, xt, xt_scale, a = ctx.saved_tensors
         options: _Options = ctx.options
         need_da, need_db = ctx.needs_input_grad[:2]
         da = db_t = dbias = None
@@ -209,26 +226,32 @@ class _CutRows(torch.autograd.Function):
             da = ops.grouped_mm_dgrad(*rows, weight_t, weight_t_scale, offs, out_dtype=_kernel_dtype(ctx.a_dtype))
             da = da.to(ctx.a_dtype)
         if cols is not None:
-            db_t = _CutRows._weight_grad(ctx, cols, (xt, xt_scale), offs, main_grad)
+            db_t = _CutRows._weight_grad(ctx, cols, (xt, xt_scale), offs)
         elif need_db:
-            db_t = _wgrad_hp(dy.to(a.dtype).contiguous(), a, offs).transpose(-2, -1).to(ctx.b_dtype)
-            if main_grad is not None:
-                main_grad.add_(db_t)
+            db_t = _wgrad_hp(dy.to(a.dtype), a, offs).transpose(-2, -1)
+            if ctx.main_grad is None:
+                db_t = db_t.to(ctx.b_dtype)
+            else:
+                ctx.main_grad.add_(db_t)
                 db_t = None
         if ctx.bias_dtype is not None:
             dbias = _group_sums(dy, offs).to(ctx.bias_dtype)
         return da, db_t, None, dbias, None, None, None
 
     @staticmethod
-    def _weight_grad(ctx: Any, dyt: _Pair, xt: _Pair, offs: Tensor, main_grad: Tensor | None) -> Tensor | None:
-        """The gradient in the weight's stored orientation, as a view shaped like ``b_t``."""
+    def _weight_grad(ctx: Any, dyt: _Pair, xt: _Pair, offs: Tensor) -> Tensor | None:
+        """The gradient in the weight's stored orientation, as a view shaped like ``b_t``; None if main_grad took it."""
         left, right = (dyt, xt) if ctx.transposed else (xt, dyt)
-        if main_grad is not None:
-            stored = main_grad.transpose(-2, -1) if ctx.transposed else main_grad
+        if ctx.main_grad is None:
+            dw: Tensor = ops.grouped_mm_wgrad(*left, *right, offs, out_dtype=_kernel_dtype(ctx.b_dtype)).to(ctx.b_dtype)
+            return dw.transpose(-2, -1) if ctx.transposed else dw
+        stored = ctx.main_grad.transpose(-2, -1) if ctx.transposed else ctx.main_grad
+        if torch.compiler.is_compiling():
+            # Inductor (torch 2.13) fails on a mutating op with a float8_e8m0fnu argument. Same bits, one more buffer.
+            stored.add_(ops.grouped_mm_wgrad(*left, *right, offs, out_dtype=torch.float32))
+        else:
             ops.grouped_mm_wgrad(*left, *right, offs, main_grad=stored)
-            return None
-        dw: Tensor = ops.grouped_mm_wgrad(*left, *right, offs, out_dtype=_kernel_dtype(ctx.b_dtype)).to(ctx.b_dtype)
-        return dw.transpose(-2, -1) if ctx.transposed else dw
+        return None
 
 
 class _CutDepth(torch.autograd.Function):
@@ -266,6 +289,13 @@ def _check_tensor(name: str, tensor: object) -> None:
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
     if tensor.dtype not in _DTYPES:
         raise TypeError(f"{name} must be bfloat16, float16 or float32, got {tensor.dtype}")
+    if tensor.layout != torch.strided:
+        raise TypeError(f"{name} must be a strided tensor, got layout {tensor.layout}")
+
+
+def _check_device(name: str, tensor: Tensor, A: Tensor) -> None:
+    if tensor.device != A.device:
+        raise ValueError(f"{name} must be on the device of A, {A.device}, got {tensor.device}")
 
 
 def _check_offs(A: Tensor, B_t: Tensor, offs: Tensor | None) -> None:
@@ -273,14 +303,13 @@ def _check_offs(A: Tensor, B_t: Tensor, offs: Tensor | None) -> None:
         if offs is not None:
             raise ValueError("offs must be None when A and B_t are both 3-D, got a tensor")
         return
+    if offs is None:
+        raise ValueError("offs must be an int32 tensor unless A and B_t are both 3-D, got None")
     if not isinstance(offs, Tensor):
-        raise ValueError(
-            f"offs must be an int32 tensor of cumulative group ends unless A and B_t are both 3-D, got {offs}"
-        )
+        raise TypeError(f"offs must be an int32 tensor, got {type(offs).__name__}")
     if offs.dtype != torch.int32:
         raise TypeError(f"offs must be int32, got {offs.dtype}")
-    if offs.device != A.device:
-        raise ValueError(f"offs must be on the device of A, {A.device}, got {offs.device}")
+    _check_device("offs", offs, A)
     experts = next((t.shape[0] for t in (A, B_t) if t.dim() == 3), None)
     if offs.dim() != 1 or (experts is not None and offs.shape[0] != experts):
         wanted = "1-D" if experts is None else f"of shape [{experts}], one end per expert"
@@ -288,15 +317,12 @@ def _check_offs(A: Tensor, B_t: Tensor, offs: Tensor | None) -> None:
 
 
 def _check_operands(A: Tensor, B_t: Tensor, autocast: bool) -> None:
-    _check_tensor("A", A)
-    _check_tensor("B_t", B_t)
     for name, tensor in (("A", A), ("B_t", B_t)):
         if tensor.dim() not in (2, 3):
             raise ValueError(f"{name} must be 2-D or 3-D, got shape {list(tensor.shape)}")
     if A.dtype != B_t.dtype and not autocast:
         raise TypeError(f"B_t must have the dtype of A, {A.dtype}, got {B_t.dtype}")
-    if A.device != B_t.device:
-        raise ValueError(f"B_t must be on the device of A, {A.device}, got {B_t.device}")
+    _check_device("B_t", B_t, A)
     if A.shape[-1] != B_t.shape[-2]:
         raise ValueError(
             f"B_t must have A's last axis, {A.shape[-1]}, as its second to last, got shape {list(B_t.shape)}"
@@ -305,25 +331,28 @@ def _check_operands(A: Tensor, B_t: Tensor, autocast: bool) -> None:
         raise ValueError(f"B_t must have as many experts as A, {A.shape[0]}, got shape {list(B_t.shape)}")
 
 
-def _check_extras(
-    B_t: Tensor, bias: Tensor | None, main_grad: Tensor | None, b_quantized: QuantizedWeight | None
-) -> None:
-    for name, value in (("bias", bias), ("main_grad", main_grad), ("b_quantized", b_quantized)):
-        if value is not None and B_t.dim() != 3:
-            raise ValueError(f"{name} must be None unless B_t is 3-D, got B_t of shape {list(B_t.shape)}")
-    if bias is not None:
-        _check_tensor("bias", bias)
-        if list(bias.shape) != [B_t.shape[0], B_t.shape[2]]:
-            raise ValueError(f"bias must have shape [{B_t.shape[0]}, {B_t.shape[2]}], got {list(bias.shape)}")
-    if main_grad is not None:
-        if main_grad.dtype != torch.float32:
-            raise TypeError(f"main_grad must be float32, got {main_grad.dtype}")
-        if main_grad.shape != B_t.shape:
-            raise ValueError(f"main_grad must have the shape of B_t, {list(B_t.shape)}, got {list(main_grad.shape)}")
-        if not (main_grad.is_contiguous() or main_grad.transpose(-2, -1).is_contiguous()):
-            raise ValueError(f"main_grad must be contiguous or a transposed view, got strides {main_grad.stride()}")
-    if b_quantized is not None:
-        b_quantized.check(B_t)
+def _check_bias(bias: Tensor, A: Tensor, B_t: Tensor) -> None:
+    _check_tensor("bias", bias)
+    _check_device("bias", bias, A)
+    if list(bias.shape) != [B_t.shape[0], B_t.shape[2]]:
+        raise ValueError(f"bias must have shape [{B_t.shape[0]}, {B_t.shape[2]}], got {list(bias.shape)}")
+
+
+def _check_main_grad(main_grad: Tensor, A: Tensor, B_t: Tensor) -> None:
+    _check_tensor("main_grad", main_grad)
+    _check_device("main_grad", main_grad, A)
+    if main_grad.dtype != torch.float32:
+        raise TypeError(f"main_grad must be float32, got {main_grad.dtype}")
+    if main_grad.shape != B_t.shape:
+        raise ValueError(f"main_grad must have the shape of B_t, {list(B_t.shape)}, got {list(main_grad.shape)}")
+    if not (main_grad.is_contiguous() or main_grad.transpose(-2, -1).is_contiguous()):
+        raise ValueError(f"main_grad must be contiguous or a transposed view, got strides {main_grad.stride()}")
+
+
+def _check_handle(handle: QuantizedWeight, B_t: Tensor, rounding: str) -> None:
+    if not isinstance(handle, QuantizedWeight):
+        raise TypeError(f"b_quantized must be a handle from quantize_weight, got {type(handle).__name__}")
+    handle.check(B_t, rounding)
 
 
 def grouped_mm(
@@ -343,14 +372,14 @@ def grouped_mm(
     Operands are quantized along the contracted axis to E4M3 with one E8M0 scale per 32 elements; sums are float32.
     Groups may have any length, and none needs padding. What backward keeps is FP8.
 
-    =====  =====  ==================  ==============================================================
-    A      B_t    result              groups
-    =====  =====  ==================  ==============================================================
-    [M,K]  [E,K,N]  [M,N]             ``offs`` cuts M: the MoE layer. Rows past ``offs[-1]`` give 0.
-    [M,K]  [K,N]    [E,M,N]           ``offs`` cuts K. An empty group gives 0.
-    [E,M,K]  [E,K,N]  [E,M,N]         no ``offs``: a batch
-    [E,M,K]  [K,N]  [M,N]             ``offs`` cuts N. Columns past ``offs[-1]`` give 0.
-    =====  =====  ==================  ==============================================================
+    =======  =======  =======  ==============================================================
+    A        B_t      result   groups
+    =======  =======  =======  ==============================================================
+    [M,K]    [E,K,N]  [M,N]    ``offs`` cuts M: the MoE layer. Rows past ``offs[-1]`` give 0.
+    [M,K]    [K,N]    [E,M,N]  ``offs`` cuts K. An empty group gives 0.
+    [E,M,K]  [E,K,N]  [E,M,N]  no ``offs``: a batch
+    [E,M,K]  [K,N]    [M,N]    ``offs`` cuts N. Columns past ``offs[-1]`` give 0.
+    =======  =======  =======  ==============================================================
 
     Args:
         A: bfloat16, float16 or float32. Copied first if it is not contiguous (as ``A.t()`` for the 2-D x 2-D form).
@@ -363,7 +392,8 @@ def grouped_mm(
             ``ceil`` or ``even``.
         wgrad_hp: compute the gradient of ``B_t`` from unquantized operands by ``torch._grouped_mm``; A is then kept.
         main_grad: float32, shaped like ``B_t`` and either contiguous or a transposed view. Backward adds the gradient
-            of ``B_t`` into it in float32, and ``B_t`` itself gets none.
+            of ``B_t`` into it in float32, and ``B_t`` itself gets none. In a compiled program, run each backward
+            before the next forward with the same buffer: torch.compile lets nothing change that it keeps for backward.
         b_quantized: handle from `quantize_weight`, used instead of quantizing ``B_t`` again. Gradients still flow to
             ``B_t``.
 
@@ -375,10 +405,20 @@ def grouped_mm(
         ValueError: wrong rank, shape, device, or a handle that does not fit ``B_t``.
         RuntimeError: unknown rounding, bad values in ``offs`` on the CPU, or a device without kernels in this build.
     """
-    autocast = torch.is_autocast_enabled(A.device.type) if isinstance(A, Tensor) else False
+    _check_tensor("A", A)
+    _check_tensor("B_t", B_t)
+    autocast = torch.amp.is_autocast_available(A.device.type) and torch.is_autocast_enabled(A.device.type)
     _check_operands(A, B_t, autocast)
     _check_offs(A, B_t, offs)
-    _check_extras(B_t, bias, main_grad, b_quantized)
+    for name, value in (("bias", bias), ("wgrad_hp", wgrad_hp), ("main_grad", main_grad), ("b_quantized", b_quantized)):
+        if B_t.dim() != 3 and value is not None and value is not False:
+            raise ValueError(f"{name} needs a 3-D B_t, got B_t of shape {list(B_t.shape)}")
+    if bias is not None:
+        _check_bias(bias, A, B_t)
+    if main_grad is not None:
+        _check_main_grad(main_grad, A, B_t)
+    if b_quantized is not None:
+        _check_handle(b_quantized, B_t, rounding)
     if out_dtype is None:
         out_dtype = torch.get_autocast_dtype(A.device.type) if autocast else A.dtype
     if out_dtype not in _DTYPES:
@@ -393,6 +433,6 @@ def grouped_mm(
     if A.dim() == 3:
         experts, m, k = A.shape
         offs = torch.arange(1, experts + 1, dtype=torch.int32, device=A.device) * m
-        y = _CutRows.apply(A.reshape(-1, k), B_t, offs, bias, options, main_grad, b_quantized)  # type: ignore[no-untyped-call]
-        return y.view(experts, m, -1)  # type: ignore[no-any-return]
+        y = _CutRows.apply(A.reshape(experts * m, k), B_t, offs, bias, options, main_grad, b_quantized)  # type: ignore[no-untyped-call]
+        return y.view(experts, m, B_t.shape[2])  # type: ignore[no-any-return]
     return _CutRows.apply(A, B_t, offs, bias, options, main_grad, b_quantized)  # type: ignore[no-any-return,no-untyped-call]

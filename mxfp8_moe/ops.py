@@ -33,6 +33,8 @@ without a synchronisation.
 """
 
 import ctypes
+import functools
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -79,7 +81,26 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _fake(name: str) -> Callable[[_F], _F]:
-    return torch.library.register_fake(f"mxfp8::{name}")  # type: ignore[no-any-return]
+    """Registers what tells an op's result shapes. One meta tensor among others is enough to be sent here: refused."""
+
+    def register(shapes: _F) -> _F:
+        names = list(inspect.signature(shapes).parameters)
+
+        @functools.wraps(shapes)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            given = dict(zip(names, args, strict=False)) | kwargs
+            tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+            first = next(iter(tensors))
+            for argument, tensor in tensors.items():
+                if tensor.device != tensors[first].device:
+                    wanted = f"on {tensors[first].device} like {first}"
+                    raise RuntimeError(f"mxfp8::{name}: {argument} must be {wanted}, got {tensor.device}")
+            return shapes(*args, **kwargs)
+
+        torch.library.register_fake(f"mxfp8::{name}", checked)
+        return shapes
+
+    return register
 
 
 def _empty_pair(x: Tensor, *sizes: int) -> tuple[Tensor, Tensor]:
