@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -58,6 +59,14 @@ def has_python_headers():
     return (Path(sysconfig.get_path("include")) / "Python.h").exists()
 
 
+def replace_file(path, make):
+    """Has `make` write another file, then renames it: an interruption leaves no half-written one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    make(partial)
+    os.replace(partial, path)
+
+
 class BuildExt(build_ext):
     def finalize_options(self):
         super().finalize_options()
@@ -80,6 +89,14 @@ class BuildExt(build_ext):
         else:
             self.build_library(output)
 
+    def copy_extensions_to_source(self):
+        """For builds in place. Renames into place, as linking does: a process may be running the old library."""
+        for extension in self.extensions:
+            filename = self.get_ext_filename(extension.name)
+            replace_file(
+                ROOT / filename, lambda partial, name=filename: shutil.copy2(Path(self.build_lib, name), partial)
+            )
+
     def build_library(self, output):
         command = compiler("cc")
         jobs = [(source, [], "") for source in ONCE_SOURCES]
@@ -96,7 +113,7 @@ class BuildExt(build_ext):
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(compile_one, jobs))
-        self.link_atomically([*command, "-shared", "-Wl,-soname,libmxfp8.so", *objects, "-lm"], output)
+        self.link([*command, "-shared", "-Wl,-soname,libmxfp8.so", *objects, "-lm"], output)
 
     def build_inspect(self, output):
         import pybind11
@@ -105,15 +122,12 @@ class BuildExt(build_ext):
         core = Path(self.get_ext_fullpath("mxfp8_moe.libmxfp8"))
         source = str(ROOT / "csrc/inspect.cpp")
         flags = [*CXXFLAGS, *env_flags("CFLAGS"), *includes, "-shared", source, str(core), "-Wl,-rpath,$ORIGIN"]
-        self.link_atomically([*compiler("c++"), *flags], output)
+        self.link([*compiler("c++"), *flags], output)
 
-    def link_atomically(self, command, output):
-        """Links to a temporary name first: an interrupted build leaves no half-written library."""
-        output.parent.mkdir(parents=True, exist_ok=True)
-        partial = output.with_name(output.name + ".partial")
+    def link(self, command, output):
         strip = [] if os.environ.get("CC") else ["-Wl,--strip-all"]
-        self.spawn_checked([*command, *env_flags("CFLAGS"), *strip, *env_flags("LDFLAGS"), "-o", str(partial)])
-        os.replace(partial, output)
+        flags = [*env_flags("CFLAGS"), *strip, *env_flags("LDFLAGS")]
+        replace_file(output, lambda partial: self.spawn_checked([*command, *flags, "-o", str(partial)]))
 
     def spawn_checked(self, command):
         self.announce(shlex.join(command), level=2)
