@@ -23,9 +23,19 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _Pair: TypeAlias = tuple[Tensor, Tensor]
 
 
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x.to(dtype)``, but never as an operation that returns ``x`` itself.
+
+    A Function that torch 2.11 compiles gives all its intermediates as outputs; one tensor under two names there gets the
+    gradient under the wrong one, and zeros take its place.
+    """
+    return x if x.dtype == dtype else x.to(dtype)
+
+
 def _kernel_input(x: Tensor) -> Tensor:
-    """The kernels read bfloat16 and float32; float16 widens to float32 exactly."""
-    return (x.float() if x.dtype == torch.float16 else x).contiguous()
+    """The kernels read contiguous bfloat16 and float32; float16 widens to float32 exactly."""
+    x = _cast(x, _kernel_dtype(x.dtype))
+    return x if x.is_contiguous() else x.contiguous()
 
 
 def _kernel_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -212,7 +222,7 @@ class _CutRows(torch.autograd.Function):
         ctx.a_dtype, ctx.b_dtype = a.dtype, b_t.dtype
         ctx.bias_dtype = bias.dtype if bias is not None and need_dbias else None
         ctx.transposed = _is_transposed(b_t if main_grad is None else main_grad)
-        return y.to(options.out_dtype)
+        return _cast(y, options.out_dtype)
 
     @staticmethod
     @once_differentiable
@@ -268,7 +278,7 @@ class _CutDepth(torch.autograd.Function):
         ctx.save_for_backward(offs, *(p_rows or (None, None)), *(q_rows or (None, None)))
         ctx.options = options
         ctx.p_dtype, ctx.q_dtype = p.dtype, q.dtype
-        return out.to(options.out_dtype)
+        return _cast(out, options.out_dtype)
 
     @staticmethod
     @once_differentiable
@@ -407,7 +417,7 @@ def grouped_mm(
     """
     _check_tensor("A", A)
     _check_tensor("B_t", B_t)
-    autocast = torch.amp.is_autocast_available(A.device.type) and torch.is_autocast_enabled(A.device.type)
+    autocast = A.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(A.device.type)  # meta has no autocast
     _check_operands(A, B_t, autocast)
     _check_offs(A, B_t, offs)
     for name, value in (("bias", bias), ("wgrad_hp", wgrad_hp), ("main_grad", main_grad), ("b_quantized", b_quantized)):

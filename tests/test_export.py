@@ -7,6 +7,7 @@ import io
 import pytest
 import reference as ref
 import torch
+import torch._export.serde.serialize
 from inputs import offs_of, random_values
 from torch import Tensor, nn
 
@@ -57,6 +58,10 @@ def test_runs_with_any_number_of_tokens(strict: bool, device: torch.device) -> N
         ref.assert_same_bits(program.module()(*arguments).detach(), layer(*arguments).detach())
 
 
+@pytest.mark.skipif(
+    torch.float8_e8m0fnu not in torch._export.serde.serialize._TORCH_TO_SERIALIZE_DTYPE,
+    reason="torch.export.save of this torch knows no float8_e8m0fnu (2.11; 2.13 does)",
+)
 @strictness
 def test_save_and_load(strict: bool, device: torch.device) -> None:
     layer = Layer(device)
