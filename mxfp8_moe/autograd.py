@@ -26,8 +26,8 @@ _Pair: TypeAlias = tuple[Tensor, Tensor]
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     """``x.to(dtype)``, but never as an operation that returns ``x`` itself.
 
-    A Function that torch 2.11 compiles gives all its intermediates as outputs; one tensor under two names there gets the
-    gradient under the wrong one, and zeros take its place.
+    A Function that torch 2.11 compiles gives all its intermediates as outputs; of one tensor under two names there, the
+    wrong one gets the gradient, and zeros take its place.
     """
     return x if x.dtype == dtype else x.to(dtype)
 
@@ -210,7 +210,7 @@ class _CutRows(torch.autograd.Function):
             weight, weight_t = handle.forward, handle.dgrad
         assert rows is not None
         assert weight is not None
-        bias32 = None if bias is None else bias.float().contiguous()
+        bias32 = None if bias is None else _kernel_input(_cast(bias, torch.float32))
         y: Tensor = ops.grouped_mm(*rows, *weight, offs, bias=bias32, out_dtype=_kernel_dtype(options.out_dtype))
 
         saved: list[Tensor | None] = [offs]
