@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -78,7 +79,7 @@ def test_both_runs(device: torch.device, tmp_path: Path) -> None:
     assert "MXFP8 mxfp8_moe.grouped_mm: 100%" in errors, "a progress bar"
 
     baseline, mxfp8, difference = table_row(text, "validation loss [nats/byte]")
-    assert baseline < 4
+    assert baseline < math.log(256) - 1, "one nat better than guessing, whatever sources this Python carries"
     assert difference == pytest.approx(mxfp8 - baseline, abs=2e-4)
     assert abs(difference) < 0.1
     before, after, ratio = table_row(text, "step time, median [ms]")
