@@ -8,20 +8,26 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 C_FILES := $(wildcard csrc/*.c csrc/*.h csrc/*.cpp kernels/*.c kernels/*.h)
+EMU_FILES := $(wildcard emu/*.c emu/*.h emu/*.def)
+FORMATTED := $(C_FILES) $(filter-out %.def,$(EMU_FILES))
 ASAN_CC := clang-22
 ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -shared-libsan -fno-omit-frame-pointer -g
 
 .DEFAULT_GOAL := help
-.PHONY: help build test demo bench asan lint format wheel clean
+.PHONY: help build test test-gfx950 demo bench asan lint format wheel clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) TORCH=$(TORCH) ARGS= (passed on to pytest, the demo or the benchmark)"
 
 build: $(VENV)/.built ## set up the virtual environment and build in place
 
 test: build ## run the test-suite (ARGS="--backend cpu-avx2 -k ragged")
 	$(BIN)/python -m pytest $(ARGS)
+
+test-gfx950: build build/emu/libmxfp8_emu.so ## run the gfx950 kernels on the emulator, and its own tests (needs llvm-22, no GPU)
+	@command -v llvm-mc-22 >/dev/null || $(call apt_install,llvm-22)
+	$(BIN)/python -m pytest tests/emu tests/gfx950 $(ARGS)
 
 demo: build ## train a small mixture-of-experts language model with and without MXFP8 (ARGS="--steps 50")
 	$(BIN)/python -m mxfp8_moe.demo $(ARGS)
@@ -42,13 +48,13 @@ lint: build ## ruff, mypy --strict, clang-format, clang-tidy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $(C_FILES)
+	$(BIN)/clang-format --dry-run --Werror $(FORMATTED)
 	$(BIN)/python setup.py -q tidy
 
 format: build ## rewrite the sources in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(C_FILES)
+	$(BIN)/clang-format -i $(FORMATTED)
 
 wheel: build ## build a wheel into dist/
 	$(BIN)/pip wheel -q --no-deps -w dist .
@@ -59,6 +65,15 @@ clean: ## remove everything that make made
 # $(call apt_install,packages): for use after `||` in a recipe.
 apt_install = { test "$$(id -u)" = 0 || { echo "missing: $(1). Install it with: sudo apt-get install $(1)" >&2; exit 1; }; \
   apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1); }
+
+# The gfx950 emulator, also under the names of the library that it stands in for.
+build/emu/libmxfp8_emu.so: $(EMU_FILES) | $(VENV)/.built
+	@mkdir -p $(@D)
+	$(BIN)/python -m ziglang cc -std=gnu23 -O3 -march=native -fPIC -shared -fvisibility=hidden -ffp-contract=off \
+	  -fno-strict-aliasing -fno-sanitize=undefined -Wall -Wextra -Werror $(EMU_CFLAGS) \
+	  -Wl,-soname,libamdhip64.so.7 -o $@ $(filter %.c,$(EMU_FILES)) -lm -lpthread
+	ln -sf $(@F) $(@D)/libamdhip64.so.7
+	ln -sf $(@F) $(@D)/libamdhip64.so
 
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or later is needed, found %d.%d" % sys.version_info[:2] if sys.version_info < (3, 10) else 0)'

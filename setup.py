@@ -31,6 +31,7 @@ AVX512 = [*AVX2, *["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mpre
 CPU_LEVELS = {"portable": [], "avx2": AVX2, "avx512": AVX512} if platform.machine() == "x86_64" else {"portable": []}
 ONCE_SOURCES = ["csrc/backends.c", "csrc/shim.c"]
 LEVEL_SOURCES = ["csrc/cpu.c", "kernels/gemm_cpu.c", "kernels/quantize_cpu.c"]
+EMU_SOURCES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "emu").glob("*.c"))  # for Tidy: make builds it
 
 
 def compiler(language):
@@ -149,7 +150,7 @@ class Tidy(Command):
         search = subprocess.run([*compiler("cc"), "-E", "-v", "-x", "c", os.devnull], capture_output=True, text=True)
         listed = search.stderr.split("search starts here:")[-1].split("End of search list")[0]
         includes = [word for path in listed.split() for word in ("-isystem", path)]
-        for flags, sources in [([], ONCE_SOURCES)] + [
+        for flags, sources in [([], ONCE_SOURCES), ([], EMU_SOURCES)] + [
             ([*flags, f"-DMX_LEVEL={level}"], LEVEL_SOURCES) for level, flags in CPU_LEVELS.items()
         ]:
             tidy = ["clang-tidy", "--quiet", *sources, "--", "-std=gnu23", *flags, "-nostdinc", *includes]

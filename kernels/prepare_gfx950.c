@@ -1,0 +1,359 @@
+// gfx950: what has to be known or moved before a grouped GEMM runs. One launch per call; layouts and launch: gfx950.h.
+//
+//   mx_prepare_rows_gfx950(struct mx_rows_args, struct mx_gfx950_plan)
+//   mx_prepare_depth_gfx950(struct mx_depth_args, struct mx_gfx950_plan)
+//
+// Blocks, in order: TILES_PER_BLOCK tile descriptions each; then A's scales, then B's, BODIES_PER_BLOCK bodies of one
+// row block each. Every block finds what it needs of the groups by itself, from offs, with one scan over all groups.
+//
+// Bad offs are made good first: a group ends at the largest of 0 and the offsets up to its own, and never past the
+// operand; in the plain layout its bounds are rounded down to whole 32-element blocks. So for any offs the groups are
+// disjoint, in order and inside the operands, and everything counted from them fits the workspace.
+//
+// Tile order. Tiles are numbered so that 4 neighbours form a 2x2 square of a group's output, and 4 neighbours go to
+// one XCD's blocks (block ids that are equal modulo XCDS): they share operand rows in its L2. gemm_depth starts longer
+// groups first, by up to SORTED_GROUPS groups; with more there are so many tiles that order does not matter.
+#include "device_gfx950.h"
+
+enum { THREADS = MX_GFX950_THREADS, MAX_UNITS = MX_GFX950_TILES_PER_BLOCK + 4, SORTED = MX_GFX950_SORTED_GROUPS };
+
+#define BLOCK_SYNC()                                                                                                   \
+    do {                                                                                                               \
+        __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");                                                         \
+        __builtin_amdgcn_s_barrier();                                                                                  \
+        __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");                                                         \
+    } while (0)
+
+// A part of a group: `length` rows or columns from `begin`; `number` is where the group's own count of units starts.
+struct unit {
+    int32_t begin, length, group, number;
+};
+
+static LDS struct unit units[MAX_UNITS] __attribute__((loader_uninitialized));
+static LDS int32_t lengths[SORTED] __attribute__((loader_uninitialized));
+static LDS uint32_t scan_memory[2][THREADS] __attribute__((loader_uninitialized));
+
+INLINE uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
+INLINE uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
+INLINE int32_t min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
+INLINE int32_t max_i32(int32_t a, int32_t b) { return a > b ? a : b; }
+
+// The sum (or maximum) of the values of all threads before this one. Every thread of the block calls it.
+INLINE uint32_t scan(uint32_t value, int maximum) {
+    const uint32_t t = thread_id();
+    uint32_t sum = value;
+    int side = 0;
+    BLOCK_SYNC();
+    scan_memory[side][t] = sum;
+    ROLLED for (uint32_t step = 1; step < THREADS; step *= 2) {
+        BLOCK_SYNC();
+        uint32_t other = t >= step ? scan_memory[side][t - step] : 0;
+        sum = maximum ? max_u32(sum, other) : sum + other;
+        side ^= 1;
+        scan_memory[side][t] = sum;
+    }
+    BLOCK_SYNC();
+    return t ? scan_memory[side][t - 1] : 0;
+}
+
+// ---- groups ----
+
+enum layout { ROWS, OWN_DEPTH, PLAIN_DEPTH };
+
+// A thread's walk over its share of the groups, in order. ROWS has one more group, the rows past offs[groups - 1].
+struct walk {
+    const GLOBAL int32_t *offs;
+    int32_t groups, limit; // limit: rows or columns of the operand
+    uint32_t unit_size;    // rows or columns in a unit
+    enum layout layout;
+    int32_t group, stop;          // next group, end of the share
+    uint32_t end, column, number; // before the next group: offset, column (OWN_DEPTH), units
+};
+
+INLINE struct unit next_group(struct walk *w) {
+    const uint32_t limit = (uint32_t)w->limit, begin = w->end;
+    uint32_t end = limit;
+    if (w->group < w->groups)
+        end = max_u32(begin, min_u32((uint32_t)max_i32(w->offs[w->group], 0), limit));
+    struct unit u = {(int32_t)begin, (int32_t)(end - begin), w->group, (int32_t)w->number};
+    if (w->layout == PLAIN_DEPTH) {
+        u.begin = (int32_t)(begin & ~(MX_BLOCK - 1u));
+        u.length = (int32_t)(end & ~(MX_BLOCK - 1u)) - u.begin;
+    } else if (w->layout == OWN_DEPTH) {
+        uint32_t blocks = (end - begin + MX_BLOCK - 1) & ~(MX_BLOCK - 1u);
+        u.begin = (int32_t)min_u32(w->column, limit);
+        u.length = (int32_t)min_u32(blocks, limit - (uint32_t)u.begin);
+        w->column += (end - begin + MX_GROUP_ALIGN - 1) & ~(MX_GROUP_ALIGN - 1u);
+    }
+    w->end = end;
+    w->number += ((uint32_t)u.length + w->unit_size - 1) / w->unit_size;
+    w->group++;
+    return u;
+}
+
+// Brings a walk, set up but for its last five fields, to the start of this thread's share. Every thread calls it.
+INLINE void start_walk(struct walk *w) {
+    const int32_t all = w->groups + (w->layout == ROWS), share = (all + THREADS - 1) / THREADS;
+    const int32_t first = min_i32((int32_t)thread_id() * share, all);
+    w->stop = min_i32(first + share, all);
+    uint32_t largest = 0;
+    ROLLED for (int32_t g = first; g < min_i32(w->stop, w->groups); g++) largest =
+        max_u32(largest, min_u32((uint32_t)max_i32(w->offs[g], 0), (uint32_t)w->limit));
+    const uint32_t end = scan(largest, 1);
+    struct walk ahead = *w;
+    ahead.group = first, ahead.end = end, ahead.column = ahead.number = 0;
+    ROLLED while (ahead.group < ahead.stop) next_group(&ahead);
+    w->group = first, w->end = end;
+    w->column = scan(ahead.column, 0);
+    w->number = scan(ahead.number, 0);
+}
+
+// Fills units[] with the units [first, first + count) of all groups; length 0 for those past the last.
+INLINE void find_units(struct walk w, int32_t first, int32_t count) {
+    start_walk(&w);
+    ROLLED for (int32_t i = (int32_t)thread_id(); i < count; i += THREADS) units[i] = (struct unit){0, 0, 0, 0};
+    BLOCK_SYNC();
+    ROLLED while (w.group < w.stop) {
+        struct unit u = next_group(&w);
+        ROLLED for (int32_t i = max_i32(u.number, first); i < min_i32((int32_t)w.number, first + count); i++) {
+            int32_t skip = (i - u.number) * (int32_t)w.unit_size;
+            units[i - first] = (struct unit){u.begin + skip, u.length - skip, u.group, u.number};
+        }
+    }
+    BLOCK_SYNC();
+}
+
+// Fills units[] with whole groups: entry i is the group that is started as number first + i.
+INLINE void find_groups(struct walk w, int32_t first, int32_t count) {
+    const int sorted = w.groups <= SORTED;
+    start_walk(&w);
+    if (sorted) {
+        struct walk ahead = w;
+        ROLLED while (ahead.group < ahead.stop) {
+            struct unit u = next_group(&ahead);
+            lengths[u.group] = u.length;
+        }
+    }
+    BLOCK_SYNC();
+    ROLLED while (w.group < w.stop) {
+        struct unit u = next_group(&w);
+        int32_t at = u.group;
+        if (sorted) {
+            at = 0;
+            ROLLED for (int32_t g = 0; g < w.groups; g++) at +=
+                lengths[g] > u.length || (lengths[g] == u.length && g < u.group);
+        }
+        if (at >= first && at < first + count)
+            units[at - first] = u;
+    }
+    BLOCK_SYNC();
+}
+
+// ---- scales ----
+
+// One body of one row block: src = [rows][stride] scale bytes of which `blocks` (1 to 8) a row are the body's; wave row
+// 1 goes wave_bytes after wave row 0. Half a block of threads calls it, t = 0 to 127.
+INLINE void shuffle_body(GLOBAL uint8_t *to, int64_t wave_bytes, const GLOBAL uint8_t *src, int64_t stride,
+                         int32_t rows, int32_t blocks, uint32_t t) {
+    const uint32_t lane = t & 63, wave = t >> 6;
+    u32x4 word = {};
+    UNROLL for (int step = 0; step < 2; step++) {
+        const int32_t block = step * 4 + (int32_t)(lane >> 4);
+        UNROLL for (int half = 0; half < 2; half++) {
+            UNROLL for (int fragment = 0; fragment < 4; fragment++) {
+                const int32_t row = (int32_t)(half * 128 + wave * 64 + fragment_row(lane & 15)) + (fragment & 1) * 4 +
+                                    (fragment >> 1) * 32;
+                if (row < rows && block < blocks)
+                    word[step * 2 + half] |= (uint32_t)src[row * stride + block] << 8 * fragment;
+            }
+        }
+    }
+    *(GLOBAL u32x4 *)(to + wave * wave_bytes + lane * 16) = word;
+}
+
+// Where a row block's scales are (chunk = BODIES_PER_BLOCK bodies of it).
+INLINE GLOBAL uint8_t *body_address(const struct mx_gfx950_plan *plan, int64_t part, int64_t row_block, int64_t body) {
+    return (GLOBAL uint8_t *)plan->workspace + part + (row_block * 2 * plan->bodies + body) * MX_GFX950_BODY_SCALES;
+}
+
+// A chunk of a row block whose rows lie whole in memory: gemm_rows.
+INLINE void shuffle_rows(const struct mx_gfx950_plan *plan, int64_t part, int64_t row_block, int64_t chunk,
+                         const GLOBAL uint8_t *src, int64_t row_scales, int32_t rows) {
+    const int64_t first = chunk * MX_GFX950_BODIES_PER_BLOCK;
+    ROLLED for (int64_t body = first + (thread_id() >> 7);
+                body < first + MX_GFX950_BODIES_PER_BLOCK && body < plan->bodies; body += 2) {
+        const int64_t left = row_scales - body * 8;
+        shuffle_body(body_address(plan, part, row_block, body), plan->bodies * MX_GFX950_BODY_SCALES, src + body * 8,
+                     row_scales, rows, left < 8 ? (int32_t)left : 8, thread_id() & 127);
+    }
+}
+
+// A chunk of a row block of gemm_depth: units[] says where each body's columns are.
+INLINE void shuffle_depth(const struct mx_gfx950_plan *plan, int64_t part, int64_t row_block, int64_t chunk,
+                          const GLOBAL uint8_t *src, int64_t row_scales, int32_t rows) {
+    ROLLED for (int32_t i = (int32_t)(thread_id() >> 7); i < MX_GFX950_BODIES_PER_BLOCK; i += 2) {
+        const struct unit u = units[i];
+        if (u.length > 0)
+            shuffle_body(body_address(plan, part, row_block, chunk * MX_GFX950_BODIES_PER_BLOCK + i),
+                         plan->bodies * MX_GFX950_BODY_SCALES, src + u.begin / MX_BLOCK, row_scales, rows,
+                         min_i32(u.length / MX_BLOCK, 8), thread_id() & 127);
+    }
+}
+
+// ---- tiles ----
+
+// The tile that a block of the GEMM does: neighbours go to one XCD.
+INLINE int64_t tile_of_block(int64_t block) { return (block & ~31ll) | (block & 7) << 2 | (block >> 3 & 3); }
+
+// Position `at` of an order over [rows][cols] tiles that goes down and right through bands of two rows.
+INLINE void tile_position(uint32_t at, uint32_t rows, uint32_t cols, uint32_t *row, uint32_t *col) {
+    const uint32_t band = at / (2 * cols), in_band = at - band * 2 * cols;
+    const uint32_t high = min_u32(2, rows - 2 * band);
+    *col = high == 2 ? in_band >> 1 : in_band;
+    *row = 2 * band + (high == 2 ? in_band & 1 : 0);
+}
+
+INLINE int64_t type_bytes(int32_t type) { return type == MX_BF16 ? 2 : 4; }
+
+INLINE struct mx_gfx950_buffer buffer_of(uint64_t address, uint32_t bytes) {
+    return (struct mx_gfx950_buffer){{(uint32_t)address, (uint32_t)(address >> 32) & 0xffff, bytes, 0x20000}};
+}
+
+INLINE void set_depth(struct mx_gfx950_tile *tile, int32_t depth) {
+    tile->depth = depth;
+    tile->bodies = (depth + MX_GFX950_BODY - 1) / MX_GFX950_BODY;
+}
+
+// The buffers of one operand's tile, `rows` rows from `data`, and of its scales.
+INLINE void describe_operand(struct mx_gfx950_tile *tile, int operand, const uint8_t *data, int64_t stride,
+                             int32_t rows, const GLOBAL uint8_t *scale, int64_t wave_scales) {
+    UNROLL for (int32_t wave = 0; wave < 4; wave++) {
+        UNROLL for (int32_t half = 0; half < 2; half++) {
+            const int32_t first = half * 128 + wave * 32, left = min_i32(rows - first, 32);
+            const int32_t bytes = (left - 1) * (int32_t)stride + tile->depth + MX_GFX950_FILL_BIAS;
+            tile->operand[wave][operand][half] = buffer_of(
+                (uintptr_t)data + (uint64_t)(first * stride - MX_GFX950_FILL_BIAS), left > 0 ? (uint32_t)bytes : 0);
+        }
+    }
+    UNROLL for (int wave_row = 0; wave_row < 2; wave_row++) tile->scale[operand][wave_row] = buffer_of(
+        (uintptr_t)scale + (uint64_t)(wave_row * wave_scales), (uint32_t)tile->bodies * MX_GFX950_BODY_SCALES);
+}
+
+INLINE void write_tile(const struct mx_gfx950_plan *plan, int64_t block, const struct mx_gfx950_tile *tile) {
+    ((GLOBAL struct mx_gfx950_tile *)plan->workspace)[block] = *tile;
+}
+
+KERNEL void mx_prepare_rows_gfx950(struct mx_rows_args args, struct mx_gfx950_plan plan) {
+    const int64_t row_scales = args.k / MX_BLOCK;
+    const int32_t chunks = (int32_t)mx_gfx950_div_up(plan.bodies, MX_GFX950_BODIES_PER_BLOCK);
+    const int32_t tile_blocks = plan.prepare_blocks - plan.a_chunks - plan.b_chunks;
+    const struct walk walk = {.offs = (const GLOBAL int32_t *)args.offs,
+                              .groups = (int32_t)args.groups,
+                              .limit = (int32_t)args.m,
+                              .unit_size = (uint32_t)plan.tile_rows,
+                              .layout = ROWS};
+    int32_t block = (int32_t)block_id();
+    if (block < tile_blocks) {
+        const int32_t first = block * MX_GFX950_TILES_PER_BLOCK, band = 2 * plan.col_tiles;
+        const int32_t first_row = first / band * 2;
+        const int32_t last_row = (first + MX_GFX950_TILES_PER_BLOCK - 1) / band * 2 + 1;
+        find_units(walk, first_row, last_row + 1 - first_row);
+        ROLLED for (int32_t i = first + (int32_t)thread_id(); i < first + MX_GFX950_TILES_PER_BLOCK && i < plan.blocks;
+                    i += THREADS) {
+            const int64_t at = tile_of_block(i);
+            struct mx_gfx950_tile tile = {};
+            if (at < (int64_t)plan.row_tiles * plan.col_tiles) {
+                uint32_t row, col;
+                tile_position((uint32_t)at, (uint32_t)plan.row_tiles, (uint32_t)plan.col_tiles, &row, &col);
+                const struct unit u = units[(int32_t)row - first_row];
+                const int64_t first_col = (int64_t)col * plan.tile_cols, b_row = u.group * args.n + first_col;
+                const int padding = u.group == args.groups;
+                tile.out = (char *)args.out + (u.begin * args.n + first_col) * type_bytes(args.out_type);
+                tile.bias = args.bias && !padding ? args.bias + b_row : 0;
+                tile.rows = min_i32(u.length, plan.tile_rows);
+                tile.cols = args.n - first_col < plan.tile_cols ? (int32_t)(args.n - first_col) : plan.tile_cols;
+                if (!padding && u.length > 0) {
+                    set_depth(&tile, (int32_t)args.k);
+                    describe_operand(&tile, 0, args.a + u.begin * args.k, args.k, tile.rows,
+                                     body_address(&plan, plan.a_scale, row, 0), plan.bodies * MX_GFX950_BODY_SCALES);
+                    describe_operand(&tile, 1, args.b + b_row * args.k, args.k, tile.cols,
+                                     body_address(&plan, plan.b_scale, (int64_t)u.group * plan.col_tiles + col, 0),
+                                     plan.bodies * MX_GFX950_BODY_SCALES);
+                }
+            }
+            write_tile(&plan, i, &tile);
+        }
+        return;
+    }
+    block -= tile_blocks;
+    if (block < plan.a_chunks) {
+        const int32_t row_tile = block / chunks;
+        find_units(walk, row_tile, 1);
+        const struct unit u = units[0];
+        if (u.length > 0 && u.group < walk.groups)
+            shuffle_rows(&plan, plan.a_scale, row_tile, block - row_tile * chunks,
+                         (const GLOBAL uint8_t *)args.a_scale + u.begin * row_scales, row_scales,
+                         min_i32(u.length, plan.tile_rows));
+        return;
+    }
+    block -= plan.a_chunks;
+    const int32_t row_block = block / chunks, group = row_block / plan.col_tiles;
+    const int64_t first_col = (int64_t)(row_block - group * plan.col_tiles) * plan.tile_cols;
+    const int64_t cols = args.n - first_col;
+    shuffle_rows(&plan, plan.b_scale, row_block, block - row_block * chunks,
+                 (const GLOBAL uint8_t *)args.b_scale + (group * args.n + first_col) * row_scales, row_scales,
+                 cols < plan.tile_cols ? (int32_t)cols : plan.tile_cols);
+}
+
+KERNEL void mx_prepare_depth_gfx950(struct mx_depth_args args, struct mx_gfx950_plan plan) {
+    const int64_t row_scales = args.depth / MX_BLOCK;
+    const int32_t chunks = (int32_t)mx_gfx950_div_up(plan.bodies, MX_GFX950_BODIES_PER_BLOCK);
+    const int32_t tile_blocks = plan.prepare_blocks - plan.a_chunks - plan.b_chunks;
+    const struct walk walk = {.offs = (const GLOBAL int32_t *)args.offs,
+                              .groups = (int32_t)args.groups,
+                              .limit = (int32_t)args.depth,
+                              .unit_size = MX_GFX950_BODY,
+                              .layout = args.plain ? PLAIN_DEPTH : OWN_DEPTH};
+    int32_t block = (int32_t)block_id();
+    if (block < tile_blocks) {
+        const int32_t first = block * MX_GFX950_TILES_PER_BLOCK, per_group = plan.row_tiles * plan.col_tiles;
+        const int32_t first_group = first / per_group;
+        find_groups(walk, first_group, MX_GFX950_TILES_PER_BLOCK + 1);
+        ROLLED for (int32_t i = first + (int32_t)thread_id(); i < first + MX_GFX950_TILES_PER_BLOCK && i < plan.blocks;
+                    i += THREADS) {
+            const int64_t at = tile_of_block(i);
+            struct mx_gfx950_tile tile = {};
+            if (at < args.groups * per_group) {
+                const int32_t place = (int32_t)at / per_group;
+                uint32_t row, col;
+                tile_position((uint32_t)((int32_t)at - place * per_group), (uint32_t)plan.row_tiles,
+                              (uint32_t)plan.col_tiles, &row, &col);
+                const struct unit u = units[place - first_group];
+                const int64_t first_row = (int64_t)row * plan.tile_rows, first_col = (int64_t)col * plan.tile_cols;
+                tile.out = (char *)args.out +
+                           ((u.group * args.n + first_row) * args.k + first_col) * type_bytes(args.out_type);
+                tile.rows =
+                    min_i32(args.n - first_row < plan.tile_rows ? (int32_t)(args.n - first_row) : plan.tile_rows,
+                            args.accumulate && !u.length ? 0 : plan.tile_rows);
+                tile.cols = args.k - first_col < plan.tile_cols ? (int32_t)(args.k - first_col) : plan.tile_cols;
+                set_depth(&tile, u.length);
+                describe_operand(&tile, 0, args.a + first_row * args.depth + u.begin, args.depth, tile.rows,
+                                 body_address(&plan, plan.a_scale, row, u.number), plan.bodies * MX_GFX950_BODY_SCALES);
+                describe_operand(&tile, 1, args.b + first_col * args.depth + u.begin, args.depth, tile.cols,
+                                 body_address(&plan, plan.b_scale, col, u.number), plan.bodies * MX_GFX950_BODY_SCALES);
+            }
+            write_tile(&plan, i, &tile);
+        }
+        return;
+    }
+    block -= tile_blocks;
+    const int is_b = block >= plan.a_chunks;
+    block -= is_b ? plan.a_chunks : 0;
+    const int32_t row_block = block / chunks, chunk = block - row_block * chunks;
+    const int32_t block_rows = is_b ? plan.tile_cols : plan.tile_rows;
+    const int64_t first_row = (int64_t)row_block * block_rows, rows = (is_b ? args.k : args.n) - first_row;
+    find_units(walk, chunk * MX_GFX950_BODIES_PER_BLOCK, MX_GFX950_BODIES_PER_BLOCK);
+    shuffle_depth(&plan, is_b ? plan.b_scale : plan.a_scale, row_block, chunk,
+                  (const GLOBAL uint8_t *)(is_b ? args.b_scale : args.a_scale) + first_row * row_scales, row_scales,
+                  rows < block_rows ? (int32_t)rows : block_rows);
+}

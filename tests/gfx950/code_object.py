@@ -1,0 +1,79 @@
+"""Reads kernels out of a code object with llvm-objdump and llvm-readelf: instructions, loops, resources."""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+from dataclasses import dataclass, field
+
+from harness import code_object
+
+
+def tool(*command: object) -> str:
+    return subprocess.run([str(c) for c in command], check=True, capture_output=True, text=True).stdout
+
+
+@dataclass
+class Kernel:
+    name: str
+    text: list[str] = field(default_factory=list)  # one instruction each
+    address: list[int] = field(default_factory=list)
+    target: dict[int, int] = field(default_factory=dict)  # index of a branch -> index it goes to
+    bytes: int = 0
+    resources: dict[str, int] = field(default_factory=dict)
+
+    def op(self, index: int) -> str:
+        return self.text[index].split()[0]
+
+    def count(self, pattern: str, first: int = 0, end: int | None = None) -> int:
+        return sum(bool(re.match(pattern, line)) for line in self.text[first:end])
+
+    @property
+    def main_loop(self) -> tuple[int, int]:
+        """First and past-the-last instruction of the one loop with matrix instructions."""
+        loops = [(to, at + 1) for at, to in self.target.items() if to <= at and self.count("v_mfma", to, at)]
+        assert len(loops) == 1, f"{self.name}: {len(loops)} loops with matrix instructions"
+        return loops[0]
+
+    @property
+    def epilogue(self) -> tuple[int, int]:
+        """From the loop's end to what tiles without products do, which the prologue branches to."""
+        start, end = self.main_loop
+        return end, min(to for at, to in self.target.items() if at < start and to >= end)
+
+
+def disassemble(path: object) -> dict[str, Kernel]:
+    kernels: dict[str, Kernel] = {}
+    lines: dict[str, list[tuple[int, str, str]]] = {}
+    name = ""
+    for line in tool("llvm-objdump-22", "-d", "--no-show-raw-insn", path).splitlines():
+        if head := re.match(r"^[0-9a-f]+ <(.+)>:", line):
+            name = head[1]
+            lines[name] = []
+        elif inst := re.match(r"^\s+(\S.*?)\s*// ([0-9A-F]+):(.*)", line):
+            lines[name].append((int(inst[2], 16), inst[1], inst[3]))
+    for name, insts in lines.items():
+        last = max(i for i, (_, text, _) in enumerate(insts) if text.startswith("s_endpgm"))
+        k = kernels[name] = Kernel(name, [t for _, t, _ in insts], [a for a, _, _ in insts])
+        for i, (_, text, note) in enumerate(insts):
+            if "branch" in text.split()[0]:
+                offset = re.search(r"\+0x([0-9a-f]+)>", note)
+                k.target[i] = k.address.index(k.address[0] + (int(offset[1], 16) if offset else 0))
+        last = max([last, *k.target])
+        k.text, k.address = k.text[: last + 1], k.address[: last + 1]
+        k.bytes = k.address[last] + 4 - k.address[0]
+    return kernels
+
+
+@functools.cache
+def kernels_of(source: str) -> dict[str, Kernel]:
+    path = code_object(source)
+    kernels = disassemble(path)
+    notes = tool("llvm-readelf-22", "--notes", path)
+    for part in re.split(r"\n  - ", notes)[1:]:
+        symbol = re.search(r"\.symbol: +(\S+)\.kd", part)
+        if symbol:
+            fields = dict(re.findall(r"\.(\w+): +(\d+)\n", part + "\n"))
+            kernels[symbol[1]].resources = {k: int(v) for k, v in fields.items()}
+    return kernels

@@ -1,0 +1,238 @@
+"""Builds the gfx950 kernels and runs whole calls (prepare, then GEMM) on the emulator, as a host launcher would.
+
+The plan and the choice of kernel come from the product's own header: a small host library is built from gfx950.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import ziglang
+from emulator import ROOT, ZIG, Buffer, Module, check, library, run
+from torch import Tensor
+
+KERNELS = Path(os.environ.get("MXFP8_KERNELS", ROOT / "kernels"))
+BUILD = ROOT / "build" / "gfx950"
+INCLUDE = ["-I", str(KERNELS)]
+COMPILE = [
+    *ZIG, "clang", "--target=amdgcn-amd-amdhsa", "-mcpu=gfx950", "-nogpulib", "-O3", "-std=gnu23", "-ffreestanding",
+    "-nostdinc", "-isystem", str(Path(ziglang.__file__).parent / "lib" / "include"), "-Wall", "-Wextra", "-Werror",
+    *INCLUDE,
+]  # fmt: skip
+HOST_COMPILE = [*ZIG, "cc", "-std=gnu23", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", *INCLUDE]
+SOURCES = ("gemm_gfx950", "prepare_gfx950", "quantize_gfx950")
+HOST = """
+#include "gfx950.h"
+#include <stddef.h>
+#define EXPORT __attribute__((visibility("default")))
+EXPORT int tile_bytes = sizeof(struct mx_gfx950_tile);
+EXPORT int rows_bytes = sizeof(struct mx_rows_args), depth_bytes = sizeof(struct mx_depth_args);
+EXPORT int plan_bytes = sizeof(struct mx_gfx950_plan);
+EXPORT void plan_rows(const struct mx_rows_args *a, void *ws, int r, int c, struct mx_gfx950_plan *to)
+{ *to = mx_gfx950_plan_rows(a, ws, r, c); }
+EXPORT void plan_depth(const struct mx_depth_args *a, void *ws, int r, int c, struct mx_gfx950_plan *to)
+{ *to = mx_gfx950_plan_depth(a, ws, r, c); }
+EXPORT int choose_rows(const struct mx_rows_args *a) { return mx_gfx950_choose_rows(a); }
+EXPORT int choose_depth(const struct mx_depth_args *a) { return mx_gfx950_choose_depth(a); }
+#define NAME(name, ...) #name,
+EXPORT const char *rows_kernels[] = {MX_GFX950_ROWS_KERNELS(NAME) 0};
+EXPORT const char *depth_kernels[] = {MX_GFX950_DEPTH_KERNELS(NAME) 0};
+"""
+
+
+class Rows(ctypes.Structure):
+    _fields_ = [(n, ctypes.c_void_p) for n in ("a", "a_scale", "b", "b_scale", "offs", "bias", "out")] + [
+        (n, ctypes.c_int64) for n in ("m", "n", "k", "groups")
+    ] + [("out_type", ctypes.c_int32)]  # fmt: skip
+
+
+class Depth(ctypes.Structure):
+    _fields_ = [(n, ctypes.c_void_p) for n in ("a", "a_scale", "b", "b_scale", "offs", "out")] + [
+        (n, ctypes.c_int64) for n in ("n", "k", "depth", "groups")
+    ] + [(n, ctypes.c_int32) for n in ("out_type", "accumulate", "plain")]  # fmt: skip
+
+
+class Plan(ctypes.Structure):
+    _fields_ = (
+        [("workspace", ctypes.c_void_p)]
+        + [(n, ctypes.c_int64) for n in ("a_scale", "b_scale", "bytes", "bodies")]
+        + [(n, ctypes.c_int32) for n in ("tile_rows", "tile_cols", "row_tiles", "col_tiles", "a_chunks", "b_chunks",
+                                         "blocks", "prepare_blocks")]
+    )  # fmt: skip
+
+
+def built(stem: str, suffix: str, source: str, make: Callable[[Path], None]) -> Path:
+    """The file that `make` builds from a source text and the headers; kept under their hash."""
+    text = source + "".join(h.read_text() for h in sorted(KERNELS.glob("*.h")))
+    out = BUILD / f"{stem}_{hashlib.sha256(text.encode()).hexdigest()[:16]}{suffix}"
+    if not out.exists():
+        BUILD.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=BUILD) as folder:
+            make(Path(folder) / out.name)
+            os.replace(Path(folder) / out.name, out)
+    return out
+
+
+@functools.cache
+def code_object(name: str) -> Path:
+    source = KERNELS / f"{name}.c"
+
+    def make(out: Path) -> None:
+        run([*COMPILE, "-c", source, "-o", out.with_suffix(".o")])
+        run([*ZIG, "ld.lld", "-shared", "-o", out, out.with_suffix(".o")])
+
+    return built(name, ".hsaco", source.read_text(), make)
+
+
+@functools.cache
+def host() -> ctypes.CDLL:
+    def make(out: Path) -> None:
+        source = out.with_suffix(".c")
+        source.write_text(HOST)
+        run([*HOST_COMPILE, "-o", out, source])
+
+    out = built("host", ".so", HOST, make)
+    lib = ctypes.CDLL(str(out))
+    for name, struct in (("rows", Rows), ("depth", Depth), ("plan", Plan)):
+        assert ctypes.c_int.in_dll(lib, f"{name}_bytes").value == ctypes.sizeof(struct), name
+    return lib
+
+
+@functools.cache
+def module(name: str) -> Module:
+    return Module(code_object(name))
+
+
+@functools.cache
+def kernel_names(op: str) -> list[str]:
+    lib, names = host(), []
+    table = (ctypes.c_char_p * 64).in_dll(lib, f"{op}_kernels")
+    while table[len(names)]:
+        names.append(table[len(names)].decode())
+    return names
+
+
+def call(
+    op: str,
+    args: ctypes.Structure,
+    kernel: str | None = None,
+    tile_rows: int | None = None,
+    gemm: Module | None = None,
+) -> str:
+    """Launches prepare and the GEMM; the workspace holds junk before and has exactly the planned size.
+
+    `gemm` takes the place of the GEMMs' code object.
+    """
+    lib = host()
+    if kernel is None:
+        kernel = kernel_names(op)[getattr(lib, f"choose_{op}")(ctypes.byref(args))]
+    if tile_rows:
+        kernel = re.sub(r"gfx950_\d+x", f"gfx950_{tile_rows}x", kernel)
+    rows, cols = map(int, re.search(r"gfx950_(\d+)x(\d+)", kernel).groups())
+    plan = Plan()
+    getattr(lib, f"plan_{op}")(ctypes.byref(args), None, rows, cols, ctypes.byref(plan))
+    if plan.blocks == 0:
+        return kernel
+    workspace = Buffer(np.full(max(plan.bytes, 64), 0xFF, np.uint8))
+    plan.workspace = workspace.ptr
+    try:
+        for code, name, grid in (
+            (module("prepare_gfx950"), f"mx_prepare_{op}_gfx950", plan.prepare_blocks),
+            (gemm or module("gemm_gfx950"), kernel, plan.blocks),
+        ):
+            launch_struct(code.function(name), grid, args, plan)
+    finally:
+        workspace.free()
+    return kernel
+
+
+def launch_struct(function: ctypes.c_void_p, grid: int, *structs: ctypes.Structure) -> None:
+    lib = library()
+    params = (ctypes.c_void_p * len(structs))(*[ctypes.addressof(s) for s in structs])
+    check(lib.hipModuleLaunchKernel(function, grid, 1, 1, 256, 1, 1, 0, None, params, None))
+    check(lib.hipDeviceSynchronize())
+
+
+def upload(t: Tensor | None) -> Buffer | None:
+    if t is None or t.numel() == 0:
+        return None
+    return Buffer(t.contiguous().view(torch.uint8).numpy())
+
+
+def pointer(b: Buffer | None) -> int | None:
+    return None if b is None else b.ptr
+
+
+GUARD = 0xA5
+
+
+class Out:
+    """An output inside a bigger buffer whose surroundings must stay; `shift` bytes from a 16-byte boundary."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, start: Tensor | None = None, shift: int = 0):
+        self.shape, self.dtype, self.shift = shape, dtype, 256 + shift
+        self.bytes = int(np.prod(shape)) * dtype.itemsize
+        data = np.full(self.shift + self.bytes + 256, GUARD, np.uint8)
+        if start is not None:
+            data[self.shift : self.shift + self.bytes] = start.contiguous().view(torch.uint8).numpy().reshape(-1)
+        self.buffer = Buffer(data)
+        self.ptr = self.buffer.ptr + self.shift
+
+    def read(self) -> Tensor:
+        raw = self.buffer.read(np.uint8)
+        end = self.shift + self.bytes
+        assert (raw[: self.shift] == GUARD).all(), "written before the output"
+        assert (raw[end:] == GUARD).all(), "written past the output"
+        self.buffer.free()
+        if self.bytes == 0:
+            return torch.empty(self.shape, dtype=self.dtype)
+        return torch.from_numpy(raw[self.shift : end].copy()).view(self.dtype).view(self.shape)
+
+
+def gemm_rows(
+    a,
+    b,
+    offs: Tensor,
+    dtype=torch.bfloat16,
+    bias: Tensor | None = None,
+    kernel=None,
+    shift=0,
+    tile_rows=None,
+    gemm: Module | None = None,
+) -> Tensor:
+    (m, k), (groups, n) = a.data.shape, b.data.shape[:2]
+    buffers = [upload(t) for t in (a.data, a.scale, b.data, b.scale, offs, bias)]
+    out = Out((m, n), dtype, shift=shift)
+    args = Rows(*map(pointer, buffers), out.ptr, m, n, k, groups, int(dtype == torch.float32))
+    call("rows", args, kernel, tile_rows, gemm)
+    for buffer in buffers:
+        if buffer:
+            buffer.free()
+    return out.read()
+
+
+def gemm_depth(
+    a, b, offs: Tensor, dtype=torch.bfloat16, add: Tensor | None = None, plain=False, kernel=None, shift=0
+) -> Tensor:
+    (n, depth), k, groups = a.data.shape, b.data.shape[0], len(offs)
+    buffers = [upload(t) for t in (a.data, a.scale, b.data, b.scale, offs)]
+    if add is not None:
+        dtype = torch.float32
+    out = Out((groups, n, k), dtype, add, shift=shift)
+    args = Depth(
+        *map(pointer, buffers), out.ptr, n, k, depth, groups, int(dtype == torch.float32), add is not None, plain
+    )
+    call("depth", args, kernel)
+    for buffer in buffers:
+        if buffer:
+            buffer.free()
+    return out.read()
