@@ -88,6 +88,8 @@ static void clear_row(int64_t row, int thread, void *context) {
     (void)thread;
     const struct mx_padding_args *args = context;
     int64_t used = args->groups ? args->offs[args->groups - 1] : 0;
+    if (used == args->depth)
+        return; // of an operand without tokens there is not even an address
     memset(args->data + row * args->depth + used, 0, (size_t)(args->depth - used));
     memset(args->scale + (row * args->depth + used) / MX_BLOCK, 0, (size_t)((args->depth - used) / MX_BLOCK));
 }
