@@ -40,9 +40,9 @@ asan: build ## run the test-suite on a build with AddressSanitizer and Undefined
 	rm -rf build/asan
 	CC=$(ASAN_CC) CFLAGS="$(ASAN_FLAGS)" $(BIN)/python setup.py -q build_ext --build-temp build/asan-temp --build-lib build/asan
 	cp mxfp8_moe/*.py build/asan/mxfp8_moe/
-	LD_PRELOAD="$$($(ASAN_CC) -print-file-name=libclang_rt.asan-$$(uname -m).so)" UBSAN_OPTIONS=log_path=build/asan/report \
-	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=build/asan/report \
-	  PYTHONPATH=build/asan $(BIN)/pytest $(ARGS) || { cat build/asan/report.* 2>/dev/null; exit 1; }
+	LD_PRELOAD="$$($(ASAN_CC) -print-file-name=libclang_rt.asan-$$(uname -m).so)" UBSAN_OPTIONS=log_path=$(CURDIR)/build/asan/report \
+	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=$(CURDIR)/build/asan/report \
+	  PYTHONPATH=$(CURDIR)/build/asan $(BIN)/pytest $(ARGS) || { cat build/asan/report.* 2>/dev/null; exit 1; }
 
 lint: build ## ruff, mypy --strict, clang-format, clang-tidy
 	$(BIN)/ruff check .
