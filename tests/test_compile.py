@@ -7,7 +7,9 @@ ops. Both must keep every bit, and one graph must do for every M.
 from __future__ import annotations
 
 import shutil
+import sysconfig
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import function_oracle as fo
 import pytest
@@ -33,8 +35,11 @@ def fresh_compiler() -> Iterator[None]:
 
 @pytest.fixture(params=["aot_eager", "inductor"])
 def compiler(request: pytest.FixtureRequest, device: torch.device) -> str:
-    if request.param == "inductor" and device.type == "cpu" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
-        pytest.skip("inductor needs a C++ compiler (g++ or clang++) for the CPU; none is on PATH")
+    if request.param == "inductor" and device.type == "cpu":
+        if not any(map(shutil.which, ("g++", "clang++", "c++"))):
+            pytest.skip("inductor needs a C++ compiler (g++ or clang++) for the CPU; none is on PATH")
+        if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+            pytest.skip("inductor needs Python's headers for the CPU; there is no Python.h")
     return request.param
 
 
