@@ -22,7 +22,7 @@ help: ## list the commands
 
 build: $(VENV)/.built ## set up the virtual environment and build in place
 
-test: build ## run the test-suite (ARGS="--backend cpu-avx2 -k ragged")
+test: build $(if $(filter gfx950-emu,$(MXFP8_BACKEND)),build/emu/libmxfp8_emu.so) ## run the test-suite (ARGS="--backend cpu-avx2 -k ragged")
 	$(BIN)/python -m pytest $(ARGS)
 
 test-gfx950: build build/emu/libmxfp8_emu.so ## run the gfx950 kernels on the emulator, and its own tests (needs llvm-22, no GPU)

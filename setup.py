@@ -1,7 +1,9 @@
 """Builds libmxfp8.so (the ops, plain C) and, where Python's headers are, the inspection module `_inspect` (pybind11).
 
 The compiler is clang from the `ziglang` wheel, a build requirement, so no compiler, torch or header of the machine is
-needed. Environment: CC names another clang (19 or later); CFLAGS and LDFLAGS are appended to every command.
+needed. The GPU kernels are compiled with the same clang and become part of libmxfp8.so. Environment: CC names another
+clang (19 or later) for the library, MXFP8_CLANG another for the kernels, whose instruction counts the tests hold to the
+pinned one; CFLAGS and LDFLAGS are appended to every command for the library.
 """
 
 import os
@@ -22,15 +24,20 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).parent
 CLANG_MIN = 19
 GLIBC_MIN = "2.17"
+IMAGES = ROOT / "build" / "kernels"  # of the GPU kernels, as csrc/<gpu>.c embeds them
 CFLAGS = ["-std=gnu23", "-O3", "-fPIC", "-fvisibility=hidden", "-fexceptions", "-Wall", "-Wextra", "-Werror"]
+CFLAGS += [f"--embed-dir={IMAGES}"]
 CXXFLAGS = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, *["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"]]
 
 # One line per instruction-set level of MX_CPU_LEVELS (csrc/mxfp8.h): the flags its objects are compiled with.
 CPU_LEVELS = {"portable": [], "avx2": AVX2, "avx512": AVX512} if platform.machine() == "x86_64" else {"portable": []}
-ONCE_SOURCES = ["csrc/backends.c", "csrc/shim.c"]
+ONCE_SOURCES = ["csrc/backends.c", "csrc/gfx950.c", "csrc/gpu.c", "csrc/shim.c"]
 LEVEL_SOURCES = ["csrc/cpu.c", "kernels/gemm_cpu.c", "kernels/quantize_cpu.c"]
+# One line per GPU: suffix of the names of its sources in kernels/, flags that choose it.
+GPUS = {"gfx950": ["--target=amdgcn-amd-amdhsa", "-mcpu=gfx950", "-nogpulib"]}
+GPU_CFLAGS = ["-O3", "-std=gnu23", "-ffreestanding", "-Wall", "-Wextra", "-Werror"]
 EMU_SOURCES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "emu").glob("*.c"))  # for Tidy: make builds it
 
 
@@ -54,6 +61,40 @@ def compiler(language):
             f"CC is '{chosen}' ({found}); expected clang {CLANG_MIN} or later, or CC unset for the pinned one"
         )
     return [*command, "--driver-mode=g++"] if language == "c++" else command
+
+
+def gpu_compiler():
+    """The command that compiles GPU kernels, with the include path of its own headers."""
+    chosen = os.environ.get("MXFP8_CLANG")
+    if chosen:
+        return shlex.split(chosen)
+    import ziglang
+
+    include = str(Path(ziglang.__file__).parent / "lib" / "include")
+    return [sys.executable, "-m", "ziglang", "clang", "-nostdinc", "-isystem", include]
+
+
+def build_image(source, gpu):
+    """Compiles one GPU source into build/kernels, unless the same command has made it of the same sources."""
+    image = IMAGES / f"{source.stem}.hsaco"
+    compiled, record = image.with_suffix(".o"), image.with_suffix(".command")
+    command = [*gpu_compiler(), *GPUS[gpu], *GPU_CFLAGS, "-c", str(source), "-o", str(compiled)]
+    newest = max(path.stat().st_mtime for path in [source, *(ROOT / "kernels").glob("*.h")])
+    current = image.exists() and record.exists() and image.stat().st_mtime > newest
+    if current and record.read_text() == shlex.join(command):
+        return
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    subprocess.run(command, check=True)
+    linker = [sys.executable, "-m", "ziglang", "ld.lld", "-shared", str(compiled), "-o"]
+    replace_file(image, lambda partial: subprocess.run([*linker, str(partial)], check=True))
+    record.write_text(shlex.join(command))
+
+
+def build_images():
+    """The GPU kernels, which csrc/<gpu>.c embeds."""
+    sources = [(source, gpu) for gpu in GPUS for source in sorted((ROOT / "kernels").glob(f"*_{gpu}.c"))]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(build_image, *zip(*sources, strict=True)))
 
 
 def has_python_headers():
@@ -100,6 +141,7 @@ class BuildExt(build_ext):
 
     def build_library(self, output):
         command = compiler("cc")
+        build_images()
         jobs = [(source, [], "") for source in ONCE_SOURCES]
         for level, flags in CPU_LEVELS.items():
             jobs += [(source, [*flags, f"-DMX_LEVEL={level}"], level) for source in LEVEL_SOURCES]
@@ -147,13 +189,15 @@ class Tidy(Command):
         pass
 
     def run(self):
+        build_images()
         search = subprocess.run([*compiler("cc"), "-E", "-v", "-x", "c", os.devnull], capture_output=True, text=True)
         listed = search.stderr.split("search starts here:")[-1].split("End of search list")[0]
         includes = [word for path in listed.split() for word in ("-isystem", path)]
         for flags, sources in [([], ONCE_SOURCES), ([], EMU_SOURCES)] + [
             ([*flags, f"-DMX_LEVEL={level}"], LEVEL_SOURCES) for level, flags in CPU_LEVELS.items()
         ]:
-            tidy = ["clang-tidy", "--quiet", *sources, "--", "-std=gnu23", *flags, "-nostdinc", *includes]
+            compile_flags = ["-std=gnu23", f"--embed-dir={IMAGES}", *flags, "-nostdinc", *includes]
+            tidy = ["clang-tidy", "--quiet", *sources, "--", *compile_flags]
             subprocess.run([str(Path(sys.executable).with_name(tidy[0])), *tidy[1:]], cwd=ROOT, check=True)
 
 

@@ -17,6 +17,8 @@ const struct mx_backend *const *mx_backends(int *count) {
 #define MX_CPU_BACKEND_ENTRY(level) &mx_cpu_##level,
         MX_CPU_LEVELS(MX_CPU_BACKEND_ENTRY)
 #undef MX_CPU_BACKEND_ENTRY
+            & mx_gfx950,
+        &mx_gfx950_emulator,
     };
     *count = sizeof backends / sizeof backends[0];
     return backends;

@@ -6,6 +6,9 @@
 
 #include "../kernels/cpu.h"
 
+#define MX_STRING_(text) #text
+#define MX_STRING(text) MX_STRING_(text)
+
 #if defined(__AVX2__)
 #include <cpuid.h>
 
@@ -21,20 +24,21 @@ static uint32_t saved_registers(void) {
 #endif
 
 // What the compiler was told it may use must be there: the level's flags are in setup.py.
-static int available(void) {
+static int available(int32_t, struct mx_error *why_not) {
 #if defined(__AVX2__)
     enum { YMM = 0x06, ZMM = 0xe6 };
     uint32_t a, b, c, d, b7, c7, d7;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !__get_cpuid_count(7, 0, &a, &b7, &c7, &d7))
-        return 0;
+        return mx_fail(why_not, "the processor does not say what it has");
     int found = (c & bit_FMA) && (c & bit_F16C) && (b7 & bit_AVX2) && (saved_registers() & YMM) == YMM;
 #if defined(__AVX512F__)
     uint32_t wanted = bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ;
     found = found && (b7 & wanted) == wanted && (saved_registers() & ZMM) == ZMM;
 #endif
-    return found;
+    return found ? 0 : mx_fail(why_not, "the processor or the system lacks " MX_STRING(MX_LEVEL));
 #else
-    return 1;
+    (void)why_not;
+    return 0;
 #endif
 }
 
@@ -101,11 +105,10 @@ static int zero_padding(const struct mx_padding_args *args, const struct mx_exec
     return mx_cpu_run(args->rows, clear_row, &copy, exec, error);
 }
 
-#define MX_STRING_(text) #text
-#define MX_STRING(text) MX_STRING_(text)
-
 const struct mx_backend MX_LEVELED(mx_cpu) = {
     .name = "cpu-" MX_STRING(MX_LEVEL),
+    .place = MX_ON_HOST,
+    .alignment = 1,
     .available = available,
     .quantize = mx_cpu_quantize,
     .gemm_rows = mx_cpu_gemm_rows,

@@ -10,17 +10,21 @@ extern "C" {
 #include "mxfp8.h"
 }
 
-static std::vector<std::pair<std::string, bool>> backends() {
+static std::vector<std::pair<std::string, std::string>> backends() {
     int count;
     const struct mx_backend *const *table = mx_backends(&count);
-    std::vector<std::pair<std::string, bool>> result;
-    for (int i = 0; i < count; i++)
-        result.emplace_back(table[i]->name, table[i]->available() != 0);
+    std::vector<std::pair<std::string, std::string>> result;
+    for (int i = 0; i < count; i++) {
+        mx_error why_not = {};
+        table[i]->available(0, &why_not);
+        result.emplace_back(table[i]->name, why_not.text);
+    }
     return result;
 }
 
 PYBIND11_MODULE(_inspect, module) {
     module.doc() = "Inspection of the compiled library.";
-    module.def("backends", backends, "Backends of this build, best first: (name, whether this machine can run it).");
+    module.def("backends", backends,
+               "Backends of this build, best first: (name, why this machine cannot run it, or an empty text).");
     module.attr("compiler") = __VERSION__;
 }

@@ -17,17 +17,22 @@ struct mx_error {
 struct mx_exec {
     void *workspace; // as many bytes as the op's workspace function asked for, 64-byte aligned
     void *stream;    // GPU: the caller's current stream
-    int32_t device;  // GPU: device index
+    int32_t device;  // GPU: device index; -1 with tensors of the host
     int32_t threads; // CPU: number of threads to use
     // CPU: calls body(begin, end, context) on disjoint ranges that cover [0, count), in parallel. Nonzero on failure.
     int (*parallel_for)(int64_t count, void (*body)(int64_t begin, int64_t end, void *context), void *context);
 };
 
-// Every function but the first returns 0, or nonzero with the error filled. None allocates, waits for the device or
+// Where a backend's tensors are: the host's go to the best backend there, or to the one that MXFP8_BACKEND names.
+enum mx_place { MX_ON_HOST, MX_ON_HOST_IF_NAMED, MX_ON_GPU };
+
+// Every function returns 0, or nonzero with the error filled. None allocates, waits for the device or
 // (GPU) reads device memory from the host. Workspace functions give bytes, from sizes alone.
 struct mx_backend {
     const char *name;
-    int (*available)(void); // nonzero when this machine can run it
+    enum mx_place place;
+    int32_t alignment; // bytes that E4M3 operands' addresses must be a multiple of
+    int (*available)(int32_t device, struct mx_error *why_not);
     int (*quantize)(const struct mx_quantize_args *, const struct mx_exec *, struct mx_error *);
     int (*gemm_rows)(const struct mx_rows_args *, const struct mx_exec *, struct mx_error *);
     int (*gemm_depth)(const struct mx_depth_args *, const struct mx_exec *, struct mx_error *);
@@ -46,6 +51,7 @@ struct mx_backend {
 #define MX_DECLARE_CPU_BACKEND(level) extern const struct mx_backend mx_cpu_##level;
 MX_CPU_LEVELS(MX_DECLARE_CPU_BACKEND)
 #undef MX_DECLARE_CPU_BACKEND
+extern const struct mx_backend mx_gfx950, mx_gfx950_emulator;
 
 // All backends of this build, best first; the count goes to *count. Exported for the inspection module.
 [[gnu::visibility("default")]] const struct mx_backend *const *mx_backends(int *count);

@@ -186,31 +186,45 @@ static int32_t torch_dtype(int32_t type) {
 
 // ------------------------------------------------------------------------------------------------ backend and exec
 
-static int unavailable(const char *wanted, struct mx_error *error) {
-    char list[256] = "";
-    int count;
-    const struct mx_backend *const *backends = mx_backends(&count);
-    for (int i = 0; i < count; i++)
-        if (backends[i]->available()) {
-            strncat(list, " ", sizeof list - strlen(list) - 1);
-            strncat(list, backends[i]->name, sizeof list - strlen(list) - 1);
-        }
-    return mx_fail(error, "MXFP8_BACKEND is '%s', which this build or machine cannot run; available: cpu%s", wanted,
-                   list);
+// Appends to a text of the given size, which stays whole and terminated.
+[[gnu::format(printf, 3, 4)]] static void append(char *text, size_t size, const char *format, ...) {
+    size_t used = strlen(text);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text + used, size - used, format, arguments);
+    va_end(arguments);
 }
 
-// CPU tensors go to the best CPU level of this machine, or to the one that MXFP8_BACKEND names.
+// Tensors of a GPU go to the backend of its architecture, those of the CPU to the best level of this machine or to what
+// MXFP8_BACKEND names.
 static int pick_backend(const struct value *first, const struct mx_backend **backend, struct mx_error *error) {
-    if (first->device_type != aoti_torch_device_type_cpu())
-        return mx_fail(error, "%s is on %s; this build has kernels for cpu", first->name, device_text(first).chars);
-    const char *wanted = getenv("MXFP8_BACKEND");
-    bool best = !wanted || !*wanted || strcmp(wanted, "cpu") == 0;
+    const bool gpu = first->device_type == aoti_torch_device_type_cuda();
+    if (!gpu && first->device_type != aoti_torch_device_type_cpu())
+        return mx_fail(error, "%s is on %s; expected cpu or cuda", first->name, device_text(first).chars);
+    const char *wanted = gpu ? nullptr : getenv("MXFP8_BACKEND");
+    if (wanted && (!*wanted || strcmp(wanted, "cpu") == 0))
+        wanted = nullptr;
+    char reasons[sizeof error->text] = "";
     int count;
     const struct mx_backend *const *backends = mx_backends(&count);
-    for (int i = 0; i < count; i++)
-        if ((best || strcmp(backends[i]->name, wanted) == 0) && backends[i]->available())
+    for (int i = 0; i < count; i++) {
+        const enum mx_place place = backends[i]->place;
+        if (gpu != (place == MX_ON_GPU) || (!wanted && place == MX_ON_HOST_IF_NAMED))
+            continue;
+        if (wanted && strcmp(wanted, backends[i]->name) != 0)
+            continue;
+        struct mx_error why_not;
+        if (!backends[i]->available(first->device_index, &why_not))
             return *backend = backends[i], 0;
-    return unavailable(wanted, error);
+        append(reasons, sizeof reasons, "; %s: %s", backends[i]->name, why_not.text);
+    }
+    if (gpu)
+        return mx_fail(error, "%s is on %s, which no backend runs%s", first->name, device_text(first).chars, reasons);
+    if (!*reasons)
+        for (int i = 0; i < count; i++)
+            if (backends[i]->place != MX_ON_GPU)
+                append(reasons, sizeof reasons, "%s%s", *reasons ? ", " : "; expected cpu, ", backends[i]->name);
+    return mx_fail(error, "MXFP8_BACKEND is '%s', which this machine cannot run%s", wanted, reasons);
 }
 
 static int parallel_for(int64_t count, void (*body)(int64_t, int64_t, void *), void *context) {
@@ -225,12 +239,29 @@ struct call {
 };
 
 static int begin(const struct value *first, struct call *call, struct mx_error *error) {
-    *call = (struct call){.exec = {.device = first->device_index, .parallel_for = parallel_for}};
+    *call = (struct call){.exec = {.device = -1, .parallel_for = parallel_for}};
+    if (pick_backend(first, &call->backend, error))
+        return 1;
+    if (call->backend->place == MX_ON_GPU) {
+        call->exec.device = first->device_index;
+        if (!aoti_torch_get_current_cuda_stream ||
+            aoti_torch_get_current_cuda_stream(call->exec.device, &call->exec.stream))
+            return mx_fail(error, "torch gave no stream for %s", device_text(first).chars);
+        return 0;
+    }
     uint32_t threads;
     if (torch_get_num_threads(&threads))
         return mx_fail(error, "torch_get_num_threads failed");
     call->exec.threads = (int32_t)threads;
-    return pick_backend(first, &call->backend, error);
+    return 0;
+}
+
+static int check_aligned(const struct call *call, const struct value *data, struct mx_error *error) {
+    uintptr_t address = (uintptr_t)data->data;
+    if (address % (uintptr_t)call->backend->alignment == 0)
+        return 0;
+    return mx_fail(error, "%s must start at a multiple of %d bytes on %s, got address 0x%llx", data->name,
+                   call->backend->alignment, call->backend->name, (unsigned long long)address);
 }
 
 // Untouched memory costs a page fault per 4 KiB at its first write, as much time as the kernels that fill a large
@@ -364,7 +395,8 @@ static int zero_padding(const struct value *in, AtenTensorHandle *out, struct mx
                                    .depth = data->sizes[1],
                                    .groups = offs->sizes[0]};
     struct call call;
-    return begin(data, &call, error) || call.backend->zero_padding(&args, &call.exec, error);
+    return begin(data, &call, error) || check_aligned(&call, data, error) ||
+           call.backend->zero_padding(&args, &call.exec, error);
 }
 
 // ------------------------------------------------------------------------------------------------------- gemm_rows
@@ -401,7 +433,8 @@ static int gemm_rows(const struct value *in, const struct value *bias, const str
     if (allocate(2, sizes, torch_dtype(args.out_type), a, out, &args.out, error))
         return 1;
     struct call call;
-    if (begin(a, &call, error) || reserve(&call, call.backend->gemm_rows_workspace(&args, &call.exec), a, error))
+    if (begin(a, &call, error) || check_aligned(&call, a, error) || check_aligned(&call, b, error) ||
+        reserve(&call, call.backend->gemm_rows_workspace(&args, &call.exec), a, error))
         return 1;
     return finish(&call, call.backend->gemm_rows(&args, &call.exec, error));
 }
@@ -438,9 +471,10 @@ static int check_depth(const struct value *in, struct mx_depth_args *args, struc
     return 0;
 }
 
-static int gemm_depth(const struct mx_depth_args *args, const struct value *like, struct mx_error *error) {
+static int gemm_depth(const struct mx_depth_args *args, const struct value *in, struct mx_error *error) {
     struct call call;
-    if (begin(like, &call, error) || reserve(&call, call.backend->gemm_depth_workspace(args, &call.exec), like, error))
+    if (begin(in, &call, error) || check_aligned(&call, &in[0], error) || check_aligned(&call, &in[2], error) ||
+        reserve(&call, call.backend->gemm_depth_workspace(args, &call.exec), in, error))
         return 1;
     return finish(&call, call.backend->gemm_depth(args, &call.exec, error));
 }
@@ -453,7 +487,7 @@ static int grouped_mm_wgrad(const struct value *in, AtenTensorHandle *out, struc
     int64_t sizes[] = {args.groups, args.n, args.k};
     if (allocate(3, sizes, torch_dtype(args.out_type), &in[0], out, &args.out, error))
         return 1;
-    return gemm_depth(&args, &in[0], error);
+    return gemm_depth(&args, in, error);
 }
 
 static int grouped_mm_wgrad_accumulate(const struct value *in, AtenTensorHandle *out, struct mx_error *error) {
@@ -469,7 +503,7 @@ static int grouped_mm_wgrad_accumulate(const struct value *in, AtenTensorHandle 
     args.out_type = MX_F32;
     args.accumulate = 1;
     args.plain = in[6].number;
-    return gemm_depth(&args, &in[0], error);
+    return gemm_depth(&args, in, error);
 }
 
 // -------------------------------------------------------------------------------------------------- boxed arguments

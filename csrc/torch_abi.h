@@ -56,5 +56,8 @@ AOTITorchError torch_get_num_threads(uint32_t *);
 AOTITorchError torch_parallel_for(int64_t begin, int64_t end, int64_t grain_size,
                                   void (*)(int64_t begin, int64_t end, void *context), void *context);
 
+// In the GPU library of a torch built for CUDA or ROCm; null without one.
+[[gnu::weak]] AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void **stream);
+
 // C++'s operator delete(void *), which frees the slot behind an optional.
 void mx_cxx_delete(void *) __asm__("_ZdlPv");

@@ -89,7 +89,7 @@ static inline void mx_gfx950_finish_plan(struct mx_gfx950_plan *plan, int64_t ti
                                          int64_t b_blocks) {
     const int64_t row = 2 * plan->bodies * MX_GFX950_BODY_SCALES;
     const int64_t chunks = mx_gfx950_div_up(plan->bodies, MX_GFX950_BODIES_PER_BLOCK);
-    plan->blocks = (int32_t)mx_round_up(tiles, 4 * MX_GFX950_XCDS);
+    plan->blocks = (int32_t)mx_round_up(tiles, (int64_t)4 * MX_GFX950_XCDS);
     plan->a_scale = plan->blocks * (int64_t)sizeof(struct mx_gfx950_tile);
     plan->b_scale = plan->a_scale + a_blocks * row;
     plan->bytes = plan->b_scale + b_blocks * row;

@@ -54,7 +54,10 @@ def _load() -> None:
     if version < (2, 11):
         raise ImportError(f"mxfp8_moe needs torch 2.11 or later, found {torch.__version__}")
     # The library's undefined symbols are libtorch's C ABI, which torch itself loads without making it visible.
-    ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"), mode=ctypes.RTLD_GLOBAL)
+    for name in ("libtorch_cpu.so", "libtorch_cuda.so", "libtorch_hip.so"):
+        path = Path(torch.__file__).parent / "lib" / name
+        if path.exists():
+            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     library = Path(__file__).parent / "libmxfp8.so"
     if not library.exists():
         raise ImportError(
