@@ -383,13 +383,14 @@ INLINE void store_scales(const struct target *to, enum source source) {
     if ((int32_t)line >= to->lines)
         return;
     GLOBAL uint8_t *at = to->scale + line * (to->stride / MX_BLOCK);
-    if (to->width == TILE && (uintptr_t)at % 4 == 0)
+    if (to->width == TILE && (uintptr_t)at % 4 == 0) {
         *(GLOBAL uint32_t *)at = v;
-    else
-        UNROLL for (int b = 0; b < BLOCKS; b++) {
-            if (b * MX_BLOCK < to->width)
-                at[b] = (uint8_t)(v >> 8 * b);
-        }
+        return;
+    }
+    UNROLL for (int b = 0; b < BLOCKS; b++) {
+        if (b * MX_BLOCK < to->width)
+            at[b] = (uint8_t)(v >> 8 * b);
+    }
 }
 
 // ------------------------------------------------------------------------------------------------------------- kernels
@@ -464,10 +465,12 @@ QUANTIZE(both_f32, MX_F32, true, true)
 
 // Thread `first` of `step` does its share, by 16 bytes where that is possible.
 INLINE void clear(GLOBAL uint8_t *at, int64_t bytes, int64_t first, int64_t step) {
-    if (((uintptr_t)at | (uint64_t)bytes) % 16 == 0)
-        ROLLED for (int64_t i = first; i < bytes / 16; i += step)((GLOBAL u32x4 *)at)[i] = (u32x4)0;
-    else
+    if (((uintptr_t)at | (uint64_t)bytes) % 16 == 0) {
+        GLOBAL u32x4 *quads = (GLOBAL u32x4 *)at;
+        ROLLED for (int64_t i = first; i < bytes / 16; i += step) quads[i] = (u32x4)0;
+    } else {
         ROLLED for (int64_t i = first; i < bytes; i += step) at[i] = 0;
+    }
 }
 
 // Clears the columns of a plain-layout operand from offs[groups - 1] on: struct mx_padding_args, of any alignment, one
