@@ -5,6 +5,8 @@
 #define SHARED __attribute__((address_space(3)))
 #define INLINE static inline __attribute__((always_inline))
 #define KERNEL __attribute__((device_kernel)) void
+// Threads of a block, at the start of a kernel. The build moves it to the PTX directive, for which C has no attribute.
+#define LAUNCH_BOUNDS(threads) asm volatile("// .maxntid %0, 1, 1" ::"n"(threads))
 #define UNROLL _Pragma("clang loop unroll(full)")
 #define ROLLED _Pragma("clang loop unroll(disable)")
 
@@ -88,7 +90,9 @@ INLINE uint32_t load_shared_half(uint32_t at) {
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"                                                            \
                  : "=r"((to)[0]), "=r"((to)[1]), "=r"((to)[2]), "=r"((to)[3])                                          \
                  : "r"(at))
-INLINE void store_shared(uint32_t at, uint32_t x) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory"); }
+INLINE void store_shared(uint32_t at, uint32_t x) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
+}
 INLINE void store_shared4(uint32_t at, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }

@@ -3,10 +3,10 @@
 //   mx_prepare_rows_sm90(struct mx_rows_args, struct mx_sm90_plan)
 //   mx_prepare_depth_sm90(struct mx_depth_args, struct mx_sm90_plan)
 //
-// Blocks of 256 threads: first plan.tile_blocks of them, which write a tile a thread, then those that write row blocks of
-// scales, MX_SM90_BLOCKS_PER_PREPARE each: gemm_rows the tokens' and then the weights'; gemm_depth group by group, P's
-// and then Q's. Bad offs are clamped here, and whatever they were, no index that leaves this file is out of bounds: a
-// group ends at the largest of the offs up to its own, cut to the tokens there are.
+// Blocks of 256 threads: first plan.tile_blocks of them, which write a tile a thread, then those that write row blocks
+// of scales, MX_SM90_BLOCKS_PER_PREPARE each: gemm_rows the tokens' and then the weights'; gemm_depth group by group,
+// P's and then Q's. Bad offs are clamped here, and whatever they were, no index that leaves this file is out of bounds:
+// a group ends at the largest of the offs up to its own, cut to the tokens there are.
 #include "device_sm90.h"
 
 enum {
@@ -61,15 +61,18 @@ INLINE struct place find(struct groups groups, int32_t target, int by_number) {
         const int32_t bound = min32(max32(given, 0), groups.tokens) & -groups.multiple;
         const int32_t mine = scan(ends, max32(bound, end), 1);
         const int32_t length = mine - (t ? ends[t - 1] : end);
-        if (base + t < MX_SM90_SORTED_GROUPS) lengths[base + t] = length;
+        if (base + t < MX_SM90_SORTED_GROUPS)
+            lengths[base + t] = length;
         scan(unit_sums, div_up32(length, groups.unit), 0);
         scan(block_sums, div_up32(length, MX_SM90_ROW_BLOCK), 0);
         int32_t i = target - base;
         if (!by_number) {
             i = 0; // the number of groups that end at or before the target
             for (int32_t step = THREADS / 2; step; step /= 2)
-                if (units + unit_sums[i + step - 1] <= target) i += step;
-            if (units + unit_sums[i] <= target) i++;
+                if (units + unit_sums[i + step - 1] <= target)
+                    i += step;
+            if (units + unit_sums[i] <= target)
+                i++;
         }
         if (at.group < 0 && i >= 0 && i < min32(THREADS, groups.count - base))
             at = (struct place){base + i, i ? ends[i - 1] : end, ends[i], units + (i ? unit_sums[i - 1] : 0),
@@ -84,10 +87,12 @@ INLINE struct place find(struct groups groups, int32_t target, int by_number) {
 
 // Four bytes, of which only the first `count` are read; the others are 0.
 INLINE uint32_t load_bytes(const uint8_t *from, int32_t count) {
-    if (((uintptr_t)from & 3) == 0 && (count >= 4 || count <= 0)) return load_constant_if(count > 0, from);
+    if (((uintptr_t)from & 3) == 0 && (count >= 4 || count <= 0))
+        return load_constant_if(count > 0, from);
     uint32_t x = 0;
     for (int32_t i = 0; i < 4; i++)
-        if (i < count) x |= (uint32_t)from[i] << 8 * i;
+        if (i < count)
+            x |= (uint32_t)from[i] << 8 * i;
     return x;
 }
 
@@ -98,7 +103,8 @@ INLINE int is_zero_block(const uint8_t *data) {
         const u32x4 x = load_constant4(data) | load_constant4(data + 16);
         any = x.x | x.y | x.z | x.w;
     } else {
-        for (int32_t i = 0; i < MX_BLOCK; i += 4) any |= load_bytes(data + i, 4);
+        for (int32_t i = 0; i < MX_BLOCK; i += 4)
+            any |= load_bytes(data + i, 4);
     }
     return (any & 0x7f7f7f7f) == 0;
 }
@@ -155,8 +161,10 @@ INLINE void write_row_block(struct row_block x, uint8_t *to, uint8_t *ref) {
             const int32_t first = block + 8 * i;
             int low = 0;
             const uint32_t moved = move_scales(codes[i], blocks - first, reference, &low);
-            if (first < x.blocks) *(uint32_t *)(to + first / 4 * MX_SM90_SCALE_BYTES + 4 * row) = moved;
-            if (low && !exact) exact = has_elements_below(data, codes[i], first, min32(4, blocks - first), reference);
+            if (first < x.blocks)
+                *(uint32_t *)(to + first / 4 * MX_SM90_SCALE_BYTES + 4 * row) = moved;
+            if (low && !exact)
+                exact = has_elements_below(data, codes[i], first, min32(4, blocks - first), reference);
         }
     }
     exact_rows[t] = exact;
@@ -165,11 +173,13 @@ INLINE void write_row_block(struct row_block x, uint8_t *to, uint8_t *ref) {
     if (exact)
         for (int32_t block = 4 * half; block < blocks; block += 8)
             *(uint32_t *)(to + block / 4 * MX_SM90_SCALE_BYTES + 4 * row) = 0;
-    if (half == 0) ref[row] = row >= x.rows ? 127 : exact ? MX_SM90_EXACT : (uint8_t)reference;
+    if (half == 0)
+        ref[row] = row >= x.rows ? 127 : exact ? MX_SM90_EXACT : (uint8_t)reference;
 }
 
 INLINE void write_tile(struct mx_sm90_plan plan, int32_t index, struct mx_sm90_tile tile) {
-    if (index < plan.tiles) ((struct mx_sm90_tile *)plan.workspace)[index] = tile;
+    if (index < plan.tiles)
+        ((struct mx_sm90_tile *)plan.workspace)[index] = tile;
 }
 
 // ------------------------------------------------------------------------------------------------------- gemm_rows
@@ -219,6 +229,7 @@ INLINE void write_block_of_rows(struct mx_sm90_plan plan, int p, int32_t block, 
 }
 
 KERNEL mx_prepare_rows_sm90(const struct mx_rows_args args, const struct mx_sm90_plan plan) {
+    LAUNCH_BOUNDS(MX_SM90_PREPARE_THREADS);
     int32_t chunk = (int32_t)block_id() - plan.tile_blocks;
     if (chunk < 0) {
         write_tile_of_rows(args, plan);
@@ -231,7 +242,8 @@ KERNEL mx_prepare_rows_sm90(const struct mx_rows_args args, const struct mx_sm90
         for (int32_t i = 0; i < MX_SM90_BLOCKS_PER_PREPARE; i++) {
             const int32_t block = chunk * MX_SM90_BLOCKS_PER_PREPARE + i;
             const struct place at = find(groups, block, 0);
-            if (at.group == groups.count) return;
+            if (at.group == groups.count)
+                return;
             const int64_t first = at.begin + (int64_t)(block - at.blocks) * MX_SM90_ROW_BLOCK;
             write_block_of_rows(plan, !plan.swapped, block,
                                 (struct row_block){args.a + first * args.k, args.a_scale + first * (args.k / MX_BLOCK),
@@ -243,7 +255,8 @@ KERNEL mx_prepare_rows_sm90(const struct mx_rows_args args, const struct mx_sm90
     const int32_t weight_blocks = (int32_t)args.groups * plan.group_blocks;
     for (int32_t i = 0; i < MX_SM90_BLOCKS_PER_PREPARE; i++) {
         const int32_t block = chunk * MX_SM90_BLOCKS_PER_PREPARE + i;
-        if (block >= weight_blocks) return;
+        if (block >= weight_blocks)
+            return;
         const int32_t group = block / plan.group_blocks;
         const int32_t row = (block - group * plan.group_blocks) * MX_SM90_ROW_BLOCK;
         const int64_t first = group * args.n + row;
@@ -267,7 +280,8 @@ INLINE struct depth depth_of(struct mx_depth_args args, struct mx_sm90_plan plan
 }
 
 INLINE struct groups groups_of(struct mx_depth_args args) {
-    return (struct groups){args.offs, (int32_t)args.groups, (int32_t)args.depth, args.plain ? MX_BLOCK : 1, MX_SM90_STEP};
+    return (struct groups){args.offs, (int32_t)args.groups, (int32_t)args.depth, args.plain ? MX_BLOCK : 1,
+                           MX_SM90_STEP};
 }
 
 // Fills `order` with the groups' numbers, longest first.
@@ -312,6 +326,7 @@ INLINE void write_tile_of_depth(struct mx_depth_args args, struct mx_sm90_plan p
 }
 
 KERNEL mx_prepare_depth_sm90(const struct mx_depth_args args, const struct mx_sm90_plan plan) {
+    LAUNCH_BOUNDS(MX_SM90_PREPARE_THREADS);
     const int32_t chunk = (int32_t)block_id() - plan.tile_blocks;
     if (chunk < 0) {
         write_tile_of_depth(args, plan);
@@ -322,14 +337,16 @@ KERNEL mx_prepare_depth_sm90(const struct mx_depth_args args, const struct mx_sm
     const struct depth depth = depth_of(args, plan, find(groups_of(args), group, 1));
     for (int32_t i = 0; i < MX_SM90_BLOCKS_PER_PREPARE; i++) {
         const int32_t both = (chunk - group * chunks) * MX_SM90_BLOCKS_PER_PREPARE + i;
-        if (both >= row_blocks) return;
+        if (both >= row_blocks)
+            return;
         const int p = both < plan.p_blocks;
         const int32_t block = p ? both : both - plan.p_blocks;
         const int64_t row = (int64_t)block * MX_SM90_ROW_BLOCK, from = row * args.depth + depth.start;
         uint8_t *scale = plan.workspace + (p ? plan.p_scale : plan.q_scale);
         uint8_t *ref = plan.workspace + (p ? plan.p_ref : plan.q_ref);
-        write_row_block((struct row_block){(p ? args.a : args.b) + from, (p ? args.a_scale : args.b_scale) + from / MX_BLOCK,
-                                           args.depth, (int32_t)((p ? args.n : args.k) - row), depth.blocks},
+        write_row_block((struct row_block){(p ? args.a : args.b) + from,
+                                           (p ? args.a_scale : args.b_scale) + from / MX_BLOCK, args.depth,
+                                           (int32_t)((p ? args.n : args.k) - row), depth.blocks},
                         scale + ((int64_t)block * plan.steps + depth.step) * MX_SM90_SCALE_BYTES,
                         ref + ((int64_t)group * (p ? plan.p_blocks : plan.q_blocks) + block) * MX_SM90_ROW_BLOCK);
     }
