@@ -1,4 +1,4 @@
-"""What only a GPU has: streams, graphs that replay, several devices, memory of a device, calls that never wait for it."""
+"""What only a GPU has: streams, graphs that replay, several devices, its memory, calls that never wait for it."""
 
 from __future__ import annotations
 
