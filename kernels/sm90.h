@@ -108,11 +108,11 @@ static inline int64_t mx_sm90_place(int64_t *end, int64_t bytes) {
 static inline void mx_sm90_finish_plan(struct mx_sm90_plan *plan, int64_t tiles, int64_t p_blocks, int64_t q_blocks,
                                        int64_t p_refs, int64_t q_refs, int64_t scale_blocks, int32_t multiprocessors) {
     plan->tiles = (int32_t)tiles;
-    plan->p_scale = mx_sm90_place(&plan->bytes, tiles * (int64_t)sizeof(struct mx_sm90_tile));
-    plan->q_scale = mx_sm90_place(&plan->bytes, (p_blocks + 1) * plan->steps * MX_SM90_SCALE_BYTES);
-    plan->p_ref = mx_sm90_place(&plan->bytes, q_blocks * plan->steps * MX_SM90_SCALE_BYTES);
-    plan->q_ref = mx_sm90_place(&plan->bytes, (p_refs + 1) * MX_SM90_ROW_BLOCK);
-    mx_sm90_place(&plan->bytes, q_refs * MX_SM90_ROW_BLOCK);
+    mx_sm90_place(&plan->bytes, tiles * (int64_t)sizeof(struct mx_sm90_tile)); // at 0
+    plan->p_scale = mx_sm90_place(&plan->bytes, (p_blocks + 1) * plan->steps * MX_SM90_SCALE_BYTES);
+    plan->q_scale = mx_sm90_place(&plan->bytes, q_blocks * plan->steps * MX_SM90_SCALE_BYTES);
+    plan->p_ref = mx_sm90_place(&plan->bytes, (p_refs + 1) * MX_SM90_ROW_BLOCK);
+    plan->q_ref = mx_sm90_place(&plan->bytes, q_refs * MX_SM90_ROW_BLOCK);
     plan->tile_blocks = (int32_t)mx_sm90_div_up(tiles, MX_SM90_PREPARE_THREADS);
     plan->prepare_blocks = plan->tile_blocks + (int32_t)scale_blocks;
     plan->blocks = tiles < multiprocessors ? (int32_t)tiles : multiprocessors;
