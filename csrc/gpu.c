@@ -206,14 +206,24 @@ static int loaded(struct mx_gpu *gpu, struct mx_gpu_device *device, struct mx_er
     return failed;
 }
 
+static bool is_empty(const struct mx_gpu_launch *launch) {
+    return !launch->grid[0] || !launch->grid[1] || !launch->grid[2];
+}
+
+// A call's launches are all or none: what a grid cannot hold is found before the first.
+static int check_grids(const struct mx_gpu_call *call, struct mx_error *error) {
+    for (const struct mx_gpu_launch *l = call->launches; l < call->launches + call->launch_count; l++)
+        if ((uint64_t)l->grid[0] * l->threads > UINT32_MAX) // HIP counts a grid's threads in 32 bits
+            return mx_fail(error, "the operands need %u blocks of %u threads, more than a grid holds", l->grid[0],
+                           l->threads);
+    return 0;
+}
+
 static int launch(struct mx_gpu *gpu, const struct mx_gpu_device *device, const struct mx_gpu_launch *launch,
                   void **parameters, void *stream, struct mx_error *error) {
     const uint32_t *grid = launch->grid;
-    if (!grid[0] || !grid[1] || !grid[2])
+    if (is_empty(launch))
         return 0;
-    if ((uint64_t)grid[0] * launch->threads > UINT32_MAX) // HIP counts a grid's threads in 32 bits
-        return mx_fail(error, "the operands need %u blocks of %u threads, more than a grid holds", grid[0],
-                       launch->threads);
     return TRY(gpu->driver, error, launch, device->functions[launch->kernel], grid[0], grid[1], grid[2],
                launch->threads, 1, 1, 0, stream, parameters, nullptr);
 }
@@ -222,7 +232,7 @@ static int queue(struct mx_gpu *gpu, const struct mx_gpu_call *call, int32_t ind
                  struct mx_error *error) {
     struct mx_gpu_device *device = &gpu->devices[index];
     int previous, failed;
-    if (gpu->driver->enter(gpu->driver, index, &previous, error))
+    if (check_grids(call, error) || gpu->driver->enter(gpu->driver, index, &previous, error))
         return 1;
     failed = loaded(gpu, device, error);
     for (int i = 0; !failed && i < call->launch_count; i++)
