@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "../csrc/mxfp8.h"
+#include "../kernels/gfx950.h"
 
 #define EXPORT [[gnu::visibility("default")]]
 
@@ -119,13 +120,18 @@ static int get_function(void **function, void *module, const char *name) {
     return note("hipModuleGetFunction", "%s of %s on %d", name, from->name, from->device);
 }
 
+// The GEMMs' kernels get a plan as their second argument; the others' grids are not planned.
 static int launch(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                   unsigned shared, void *stream, void **parameters, void **extra) {
     const struct function *of = function;
     if (!parameters || extra || shared)
         return 1;
-    return note("hipModuleLaunchKernel", "%s of %d on %d grid %u %u %u block %u %u %u stream %llu", of->name,
-                of->device, current, gx, gy, gz, bx, by, bz, (unsigned long long)(uintptr_t)stream);
+    const struct mx_gfx950_plan none = {}, *plan = &none;
+    if (strstr(of->name, "prepare") || strstr(of->name, "gemm"))
+        plan = parameters[1];
+    return note("hipModuleLaunchKernel", "%s of %d on %d grid %u %u %u block %u %u %u stream %llu plan %d %d", of->name,
+                of->device, current, gx, gy, gz, bx, by, bz, (unsigned long long)(uintptr_t)stream,
+                plan->prepare_blocks, plan->blocks);
 }
 
 static const char *error_name(int code) { return code == 101 ? "hipErrorInvalidDevice" : "hipErrorTest"; }

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -91,6 +92,16 @@ def quantize_args(**changes: int) -> Quantize:
     return Quantize(**(sizes | changes))
 
 
+class Launch(NamedTuple):
+    kernel: str
+    of: str  # device of its module
+    on: str  # device that was current
+    grid: str
+    block: str
+    stream: str
+    plan: str  # a GEMM's blocks: prepare's, its own
+
+
 class Launcher:
     """One copy of the library, with state of its own: nothing loaded, nothing failed yet."""
 
@@ -131,10 +142,9 @@ class Launcher:
             line.removeprefix(function).strip() for line in lines if line.startswith(f"{function} ") or not function
         ]
 
-    def launches(self) -> list[tuple[str, ...]]:
-        """(kernel, device of its module, current device, grid, block, stream) of each launch."""
-        pattern = re.compile(r"(\w+) of (\d+) on (\d+) grid (.+) block (.+) stream (\d+)")
-        return [pattern.fullmatch(line).groups() for line in self.log("hipModuleLaunchKernel")]
+    def launches(self) -> list[Launch]:
+        pattern = r"(\w+) of (\d+) on (\d+) grid (.+) block (.+) stream (\d+) plan (.+)"
+        return [Launch(*re.fullmatch(pattern, line).groups()) for line in self.log("hipModuleLaunchKernel")]
 
 
 @pytest.fixture(scope="module")
@@ -245,37 +255,37 @@ def test_a_device_is_asked_for_its_architecture_once(new) -> None:
     assert launcher.available(4) == "hipGetDevicePropertiesR0600: hipErrorInvalidDevice (text of 101)"
 
 
-# Grids counted by hand. rows: 300 rows in 2 groups of at most 256 rows on average, so tiles of 128; up to (300 + 127 *
-# 3) / 128 = 5 row tiles (the tail is a group) by 3 column tiles = 15, in whole 32s; scales of 5 A and 2 * 3 B row
-# blocks, one chunk each, and one block for the tiles. depth: 3 groups of 2 x 3 tiles = 18; 2 + 3 row blocks of
-# (640 + 224 * 3) / 256 = 5 bodies, one chunk each.
+# Operation, arguments, the kind of kernel.
 GEMMS = [
-    ("gemm_rows", rows_args(), "mx_prepare_rows_gfx950", "12", "mx_gemm_rows_gfx950_128x256_bf16", "32"),
-    ("gemm_rows", rows_args(out_type=1, bias=64), "mx_prepare_rows_gfx950", "12",
-     "mx_gemm_rows_gfx950_128x256_f32_bias", "32"),
-    ("gemm_rows", rows_args(n=521), "mx_prepare_rows_gfx950", "12", "mx_gemm_rows_gfx950_128x256_bf16_any", "32"),
-    ("gemm_rows", rows_args(m=3000, k=4352), "mx_prepare_rows_gfx950", "41", "mx_gemm_rows_gfx950_256x256_bf16", "64"),
-    ("gemm_depth", depth_args(), "mx_prepare_depth_gfx950", "6", "mx_gemm_depth_gfx950_256x256_bf16", "32"),
-    ("gemm_depth", depth_args(out_type=1, accumulate=1), "mx_prepare_depth_gfx950", "6",
-     "mx_gemm_depth_gfx950_256x256_add", "32"),
-    ("gemm_depth", depth_args(out_type=1, accumulate=1, out=4100), "mx_prepare_depth_gfx950", "6",
-     "mx_gemm_depth_gfx950_256x256_add_any", "32"),
-]  # fmt: skip
+    ("rows", rows_args(), "bf16"),
+    ("rows", rows_args(out_type=1, bias=64), "f32"),
+    ("rows", rows_args(n=521), "bf16"),
+    ("rows", rows_args(m=3000, k=4352), "bf16"),
+    ("depth", depth_args(), "bf16"),
+    ("depth", depth_args(out_type=1), "f32"),
+    ("depth", depth_args(out_type=1, accumulate=1), "add"),
+]
 
 
-@pytest.mark.parametrize(("op", "args", "prepare", "prepare_grid", "gemm", "gemm_grid"), GEMMS)
-def test_gemm_is_prepare_then_gemm(new, op, args, prepare, prepare_grid, gemm, gemm_grid) -> None:
+@pytest.mark.parametrize(("op", "args", "kind"), GEMMS)
+def test_gemm_is_prepare_then_gemm(new, op: str, args: ctypes.Structure, kind: str) -> None:
     launcher = new()
     launcher.devices(4)
-    assert launcher.call(op, args, device=2, stream=0xABCDEF12345) is None
-    common = ("256 1 1", str(0xABCDEF12345))
-    assert launcher.launches() == [
-        (prepare, "2", "2", f"{prepare_grid} 1 1", *common),
-        (gemm, "2", "2", f"{gemm_grid} 1 1", *common),
-    ]
-    loads = dict(line.split(" of ") for line in launcher.log("hipModuleGetFunction"))
-    assert loads[prepare] == "prepare_gfx950.h on 2", "the image's first 16 bytes, and its device"
-    assert loads[gemm] == "gemm_gfx950.hsac on 2"
+    assert launcher.call(f"gemm_{op}", args, device=2, stream=0xABCDEF12345) is None
+    prepare, gemm = launcher.launches()
+    assert prepare.kernel == f"mx_prepare_{op}_gfx950"
+    assert re.fullmatch(rf"mx_gemm_{op}_gfx950_\d+x\d+_{kind}(_bias|_any)?", gemm.kernel)
+    for launch in (prepare, gemm):
+        assert (launch.of, launch.on, launch.block, launch.stream) == ("2", "2", "256 1 1", str(0xABCDEF12345))
+        assert launch.plan == prepare.plan, "both get the same plan"
+    prepare_blocks, blocks = prepare.plan.split()
+    assert int(prepare_blocks) > 0
+    assert int(blocks) > 0
+    assert prepare_blocks != blocks, "or a test that mixes them up would pass"
+    assert (prepare.grid, gemm.grid) == (f"{prepare_blocks} 1 1", f"{blocks} 1 1")
+    images = dict(line.split(" of ") for line in launcher.log("hipModuleGetFunction"))
+    assert images[prepare.kernel] == "prepare_gfx950.h on 2", "the image's first 16 bytes, and its device"
+    assert images[gemm.kernel] == "gemm_gfx950.hsac on 2"
 
 
 # Quantizers: column tiles of 128, token tiles of 128 (both: as many as hold the groups and the tail), 32768 an axis.
@@ -293,13 +303,13 @@ QUANTIZERS = [
 def test_quantize_is_one_launch(new, args, kernel: str, grid: str) -> None:
     launcher = new()
     assert launcher.call("quantize", args, stream=5) is None
-    assert launcher.launches() == [(kernel, "0", "0", grid, "256 1 1", "5")]
+    assert launcher.launches() == [Launch(kernel, "0", "0", grid, "256 1 1", "5", "0 0")]
 
 
 def test_zero_padding_is_one_launch(new) -> None:
     launcher = new()
     assert launcher.call("zero_padding", Padding(4096, 4096, 4096, 10, 40000, 2)) is None
-    assert launcher.launches() == [("mx_zero_padding_gfx950", "0", "0", "3 3 1", "256 1 1", "0")]
+    assert launcher.launches() == [Launch("mx_zero_padding_gfx950", "0", "0", "3 3 1", "256 1 1", "0", "0 0")]
 
 
 EMPTY = [
@@ -356,7 +366,7 @@ def test_current_device_is_restored(new, previous: int) -> None:
     for device in range(4):
         assert launcher.call("gemm_rows", rows_args(), device=device, stream=100 + device) is None
         assert launcher.lib.fake_current() == previous
-    launched = [(of, current, stream) for _, of, current, _, _, stream in launcher.launches()]
+    launched = [(launch.of, launch.on, launch.stream) for launch in launcher.launches()]
     assert launched == [(str(d), str(d), str(100 + d)) for d in range(4) for _ in range(2)]
     switches = [f"{d}" for device in range(4) if device != previous for d in (device, previous)]
     assert launcher.log("hipSetDevice") == switches, "a device that is current already is left alone"
@@ -432,9 +442,9 @@ def test_modules_are_loaded_once_per_device_by_many_threads(new) -> None:
     assert len(functions) == len(set(functions))
     launched = launcher.launches()
     assert len(launched) == 8 * 20 * 2
-    for _, of, current, _, _, stream in launched:
-        wanted = str((int(stream) // 1000 + int(stream) % 1000) % 4)
-        assert (of, current) == (wanted, wanted), "a function of the device that the call was for, made current"
+    for launch in launched:
+        wanted = str((int(launch.stream) // 1000 + int(launch.stream) % 1000) % 4)
+        assert (launch.of, launch.on) == (wanted, wanted), "a function of the call's device, which is made current"
 
 
 # The emulator's way: the same launches, around which the host's memory is shown to it.
