@@ -83,8 +83,13 @@ static int run_gemm(int prepare, int kernel, void *args, struct mx_gfx950_plan *
         {prepare, MX_GFX950_THREADS, {(uint32_t)plan->prepare_blocks, 1, 1}},
         {kernel, MX_GFX950_THREADS, {(uint32_t)plan->blocks, 1, 1}},
     };
-    const struct mx_gpu_call call = {launches, plan->blocks ? MX_LENGTH(launches) : 0, span_count,
-                                     (void *[]){args, plan}, spans};
+    const struct mx_gpu_call call = {
+        .launches = launches,
+        .launch_count = plan->blocks ? MX_LENGTH(launches) : 0,
+        .parameters = (void *[]){args, plan},
+        .spans = spans,
+        .span_count = span_count,
+    };
     return mx_gpu_run(gpu_of(exec), &call, exec, error);
 }
 

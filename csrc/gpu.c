@@ -217,11 +217,14 @@ struct mx_gpu_driver mx_cuda = {
     .explain = cuda_explain,
 };
 
-int mx_gpu_encode_map(struct mx_gpu *gpu, const struct mx_gpu_map *map, void *encoded, struct mx_error *error) {
+// A matrix without elements has no map; no kernel asks for it.
+static int encode_map(struct mx_gpu_driver *driver, const struct mx_gpu_map *map, struct mx_error *error) {
     enum { UINT8 = 0, RANK = 2, NO_INTERLEAVE = 0, SWIZZLE_64B = 2, PROMOTE_128B = 2, ZEROS = 0 }; // CUtensorMap*
     const uint64_t sizes[RANK] = {(uint64_t)map->row_bytes, (uint64_t)map->rows}, stride = (uint64_t)map->row_bytes;
     const uint32_t box[RANK] = {map->box_bytes, map->box_rows}, steps[RANK] = {1, 1};
-    return TRY(gpu->driver, error, encode_map, encoded, UINT8, RANK, map->base, sizes, &stride, box, steps,
+    if (!map->rows || !map->row_bytes)
+        return 0;
+    return TRY(driver, error, encode_map, map->encoded, UINT8, RANK, map->base, sizes, &stride, box, steps,
                NO_INTERLEAVE, SWIZZLE_64B, PROMOTE_128B, ZEROS);
 }
 
@@ -318,14 +321,24 @@ static int loaded(struct mx_gpu *gpu, struct mx_gpu_device *device, struct mx_er
     return failed;
 }
 
+static bool is_empty(const struct mx_gpu_launch *launch) {
+    return !launch->grid[0] || !launch->grid[1] || !launch->grid[2];
+}
+
+// A call's launches are all or none: what a grid cannot hold is found before the first.
+static int check_grids(const struct mx_gpu_call *call, struct mx_error *error) {
+    for (const struct mx_gpu_launch *l = call->launches; l < call->launches + call->launch_count; l++)
+        if ((uint64_t)l->grid[0] * l->threads > UINT32_MAX) // HIP counts a grid's threads in 32 bits
+            return mx_fail(error, "the operands need %u blocks of %u threads, more than a grid holds", l->grid[0],
+                           l->threads);
+    return 0;
+}
+
 static int launch(struct mx_gpu *gpu, const struct mx_gpu_device *device, const struct mx_gpu_launch *launch,
                   void **parameters, void *stream, struct mx_error *error) {
     const uint32_t *grid = launch->grid;
-    if (!grid[0] || !grid[1] || !grid[2])
+    if (is_empty(launch))
         return 0;
-    if ((uint64_t)grid[0] * launch->threads > UINT32_MAX) // HIP counts a grid's threads in 32 bits
-        return mx_fail(error, "the operands need %u blocks of %u threads, more than a grid holds", grid[0],
-                       launch->threads);
     return TRY(gpu->driver, error, launch, device->functions[launch->kernel], grid[0], grid[1], grid[2],
                launch->threads, 1, 1, (unsigned)gpu->kernels[launch->kernel].shared, stream, parameters, nullptr);
 }
@@ -334,9 +347,11 @@ static int queue(struct mx_gpu *gpu, const struct mx_gpu_call *call, int32_t ind
                  struct mx_error *error) {
     struct mx_gpu_device *device = &gpu->devices[index];
     void *previous;
-    if (gpu->driver->enter(gpu->driver, index, &previous, error))
+    if (check_grids(call, error) || gpu->driver->enter(gpu->driver, index, &previous, error))
         return 1;
     int failed = loaded(gpu, device, error);
+    for (int i = 0; !failed && i < call->map_count; i++)
+        failed = encode_map(gpu->driver, &call->maps[i], error);
     for (int i = 0; !failed && i < call->launch_count; i++)
         failed = launch(gpu, device, &call->launches[i], call->parameters, stream, error);
     struct mx_error second;
@@ -416,7 +431,13 @@ int mx_gpu_quantize(struct mx_gpu *gpu, const struct mx_quantize_args *args, con
         mx_gpu_writes(args->col_data, col),
         mx_gpu_writes(args->col_scale, col / MX_BLOCK),
     };
-    const struct mx_gpu_call call = {&launch, 1, MX_LENGTH(spans), (void *[]){&copy}, spans};
+    const struct mx_gpu_call call = {
+        .launches = &launch,
+        .launch_count = 1,
+        .parameters = (void *[]){&copy},
+        .spans = spans,
+        .span_count = MX_LENGTH(spans),
+    };
     return mx_gpu_run(gpu, &call, exec, error);
 }
 
@@ -437,6 +458,12 @@ int mx_gpu_zero_padding(struct mx_gpu *gpu, const struct mx_padding_args *args, 
         mx_gpu_writes(args->scale, bytes / MX_BLOCK),
         mx_gpu_reads(args->offs, args->groups * 4),
     };
-    const struct mx_gpu_call call = {&launch, 1, MX_LENGTH(spans), (void *[]){&copy}, spans};
+    const struct mx_gpu_call call = {
+        .launches = &launch,
+        .launch_count = 1,
+        .parameters = (void *[]){&copy},
+        .spans = spans,
+        .span_count = MX_LENGTH(spans),
+    };
     return mx_gpu_run(gpu, &call, exec, error);
 }

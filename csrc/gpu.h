@@ -73,19 +73,31 @@ static inline struct mx_gpu_span mx_gpu_writes(const void *data, int64_t bytes) 
 
 static inline int64_t mx_type_bytes(int32_t type) { return type == MX_F32 ? 4 : 2; }
 
+// A CUDA tensor map of a matrix of bytes, `row_bytes` apart: boxes of box_rows x box_bytes, swizzled by 64 bytes, zeros
+// outside the matrix. It is a parameter of the kernels; `encoded` is where, 128 bytes, 64-byte aligned.
+struct mx_gpu_map {
+    void *encoded;
+    const void *base;
+    int64_t rows, row_bytes;
+    uint32_t box_rows, box_bytes;
+};
+
 // A whole call: its launches, in order, and what they all get.
 struct mx_gpu_call {
     const struct mx_gpu_launch *launches;
-    int32_t launch_count, span_count;
+    int32_t launch_count;
     void **parameters; // pointers to the kernels' arguments
     const struct mx_gpu_span *spans;
+    int32_t span_count;
+    const struct mx_gpu_map *maps;
+    int32_t map_count;
 };
 
 // 0 when the device has the target's architecture; else nonzero, with the reason.
 int mx_gpu_available(struct mx_gpu *gpu, int32_t device, struct mx_error *error);
 
-// Queues the call's launches on its stream, leaving out those with an empty grid. The first call on a device loads the
-// modules. On the emulator it also waits, so that a kernel's error is this call's.
+// Encodes the call's maps and queues its launches on its stream, leaving out those with an empty grid. The first call
+// on a device loads the modules. On the emulator it also waits, so that a kernel's error is this call's.
 int mx_gpu_run(struct mx_gpu *gpu, const struct mx_gpu_call *call, const struct mx_exec *exec, struct mx_error *error);
 
 // The ops whose launches are the same on every GPU. Their kernels need no workspace.
@@ -94,12 +106,3 @@ int mx_gpu_quantize(struct mx_gpu *gpu, const struct mx_quantize_args *args, con
 int mx_gpu_zero_padding(struct mx_gpu *gpu, const struct mx_padding_args *args, const struct mx_exec *exec,
                         struct mx_error *error);
 int64_t mx_gpu_no_workspace(const struct mx_quantize_args *args, const struct mx_exec *exec);
-
-// A CUDA tensor map of a matrix of bytes, `row_bytes` apart: boxes of box_rows x box_bytes, swizzled by 64 bytes, zeros
-// outside the matrix. Fills 128 bytes, which must be 64-byte aligned.
-struct mx_gpu_map {
-    const void *base;
-    int64_t rows, row_bytes;
-    uint32_t box_rows, box_bytes;
-};
-int mx_gpu_encode_map(struct mx_gpu *gpu, const struct mx_gpu_map *map, void *encoded, struct mx_error *error);

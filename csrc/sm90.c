@@ -42,12 +42,6 @@ static struct mx_gpu cuda = {
     .kernel_count = KERNELS,
 };
 
-static int run(const struct mx_gpu_launch *launches, int32_t count, void **parameters, const struct mx_exec *exec,
-               struct mx_error *error) {
-    const struct mx_gpu_call call = {launches, count, 0, parameters, nullptr};
-    return mx_gpu_run(&cuda, &call, exec, error);
-}
-
 // ------------------------------------------------------------------------------------------------------------- GEMMs
 
 static struct mx_sm90_plan plan_rows(const struct mx_rows_args *args, const struct mx_exec *exec) {
@@ -59,23 +53,27 @@ static struct mx_sm90_plan plan_depth(const struct mx_depth_args *args, const st
     return mx_sm90_plan_depth(args, exec->workspace, cuda.devices[exec->device].processors);
 }
 
-static int encode(const struct mx_sm90_map *map, uint8_t encoded[128], struct mx_error *error) {
-    const struct mx_gpu_map gpu_map = {map->base, map->rows, map->row_bytes, (uint32_t)map->box_rows, 64};
-    return mx_gpu_encode_map(&cuda, &gpu_map, encoded, error);
+static struct mx_gpu_map map_of(const struct mx_sm90_map *map, uint8_t *encoded) {
+    enum { BOX_BYTES = 64 };
+    return (struct mx_gpu_map){encoded, map->base, map->rows, map->row_bytes, (uint32_t)map->box_rows, BOX_BYTES};
 }
 
 static int run_gemm(int prepare, int kernel, void *args, struct mx_sm90_plan *plan, const struct mx_exec *exec,
                     struct mx_error *error) {
-    struct mx_sm90_maps maps;
-    if (!plan->blocks)
-        return 0;
-    if (encode(&plan->p_map, maps.p, error) || encode(&plan->q_map, maps.q, error))
-        return 1;
+    struct mx_sm90_maps encoded = {};
+    const struct mx_gpu_map maps[] = {map_of(&plan->p_map, encoded.p), map_of(&plan->q_map, encoded.q)};
     const struct mx_gpu_launch launches[] = {
         {prepare, MX_SM90_PREPARE_THREADS, {(uint32_t)plan->prepare_blocks, 1, 1}},
         {kernel, MX_SM90_THREADS, {(uint32_t)plan->blocks, 1, 1}},
     };
-    return run(launches, MX_LENGTH(launches), (void *[]){args, plan, &maps}, exec, error);
+    const struct mx_gpu_call call = {
+        .launches = launches,
+        .launch_count = MX_LENGTH(launches),
+        .parameters = (void *[]){args, plan, &encoded},
+        .maps = maps,
+        .map_count = MX_LENGTH(maps),
+    };
+    return plan->blocks ? mx_gpu_run(&cuda, &call, exec, error) : 0;
 }
 
 static int gemm_rows(const struct mx_rows_args *args, const struct mx_exec *exec, struct mx_error *error) {
