@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import reference as ref
@@ -61,11 +62,14 @@ def assert_same(got: list[Tensor], wanted: list[Tensor], what: str) -> None:
         ref.assert_same_bits(a, b, f"output {index}, {what},")
 
 
-@pytest.fixture
+@contextmanager
 def no_waiting() -> Iterator[None]:
+    """What torch knows to wait for the device raises."""
     torch.cuda.set_sync_debug_mode("error")
-    yield
-    torch.cuda.set_sync_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_kernels_run_on_the_current_stream(device: torch.device) -> None:
@@ -86,15 +90,16 @@ def test_kernels_run_on_the_current_stream(device: torch.device) -> None:
     torch.cuda.synchronize()
 
 
-def test_a_call_does_not_wait(device: torch.device, no_waiting: None) -> None:
+def test_a_call_does_not_wait(device: torch.device) -> None:
     """Calls return while the device is still busy with what came before."""
     step = Step(device)
     torch.cuda._sleep(2_000_000_000)
     busy = torch.cuda.Event()
     busy.record()
-    step.run()
-    assert not busy.query()
-    torch.cuda.current_stream().synchronize()
+    with no_waiting():
+        step.run()
+    assert not busy.query(), "the device was to be busy for a second"
+    torch.cuda.synchronize()
 
 
 def test_graph_replays_with_other_offs_and_values(device: torch.device) -> None:
