@@ -17,7 +17,9 @@ typedef int32_t i32x4 __attribute__((ext_vector_type(4)));
 typedef int32_t i32x8 __attribute__((ext_vector_type(8)));
 typedef float f32x4 __attribute__((ext_vector_type(4)));
 typedef float f32x8 __attribute__((ext_vector_type(8)));
+typedef float f32x16 __attribute__((ext_vector_type(16)));
 typedef __bf16 bf16x8 __attribute__((ext_vector_type(8)));
+typedef bf16x8 bf16x8_anywhere __attribute__((aligned(2)));
 
 // A buffer resource: raw accesses at byte offsets from `base`; an access past `bytes` reads 0 and writes nothing.
 // Whether the scalar offset counts in that check is not settled between sources, so every use is right either way.

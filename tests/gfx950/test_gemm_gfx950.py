@@ -7,6 +7,8 @@ where the two readings of a buffer's range check differ.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import reference as ref
@@ -17,6 +19,15 @@ from inputs import Operand, offs_of, quantizer_layout, random_operand
 
 CPU = torch.device("cpu")
 BF16, F32 = torch.bfloat16, torch.float32
+
+
+def tiles(op):
+    """The tiles of a table: "256x320" has tiles of 256x256 as well."""
+    return sorted({re.search(r"gfx950_(\d+x\d+)", name)[1] for name in kernel_names(op)})
+
+
+every_rows_tile = pytest.mark.parametrize("tile", tiles("rows"))
+every_depth_tile = pytest.mark.parametrize("tile", tiles("depth"))
 
 
 def codes(t: torch.Tensor) -> torch.Tensor:
@@ -32,10 +43,10 @@ def rows_case(lengths, n, k, tail=0, kind="finite", seed=1):
     return a, b, offs_of(lengths)
 
 
-def check_rows(lengths, n, k, tail=0, dtype=BF16, bias=False, kind="finite", shift=0, tile_rows=None):
+def check_rows(lengths, n, k, tail=0, dtype=BF16, bias=False, kind="finite", shift=0, tile=None):
     a, b, offs = rows_case(lengths, n, k, tail, kind)
     b_bias = torch.randn(len(lengths), n, generator=torch.Generator().manual_seed(3)) * 100 if bias else None
-    got = gemm_rows(a, b, offs, dtype, b_bias, shift=shift, tile_rows=tile_rows)
+    got = gemm_rows(a, b, offs, dtype, b_bias, shift=shift, tile=tile)
     used = sum(lengths)
     live = Operand(a.data[:used], a.scale[:used])
     exact = ref.grouped_rows(*live, *b, offs, b_bias)
@@ -64,11 +75,11 @@ def plain_case(blocks, n, k, tail=0, kind="finite", seed=1):
     return a, b, offs_of(lengths)
 
 
-def check_depth(case, n, k, dtype=BF16, add=False, plain=False, shift=0):
+def check_depth(case, n, k, dtype=BF16, add=False, plain=False, shift=0, tile=None):
     a, b, offs = case
     groups = len(offs)
     start = torch.randn(groups, n, k, generator=torch.Generator().manual_seed(3)) * 1000 if add else None
-    got = gemm_depth(a, b, offs, dtype, start, plain, shift=shift)
+    got = gemm_depth(a, b, offs, dtype, start, plain, shift=shift, tile=tile)
     exact = ref.grouped_depth(*a, *b, offs, plain=plain, add=start)
     ref.assert_close(got, exact)
     for group, (begin, end) in enumerate(ref.bounds(offs)):
@@ -80,12 +91,14 @@ def check_depth(case, n, k, dtype=BF16, add=False, plain=False, shift=0):
 # ---------------------------------------------------------------------------------------------------- gemm_depth
 
 
+@every_depth_tile
 @pytest.mark.parametrize("seed", range(3))
-def test_depth_whole_tile(seed):
+def test_depth_whole_tile(seed, tile):
     set_option("SEED", seed)
     set_option("LANDING", ("seed", "early", "late")[seed])
     library().emu_reset_counters()
-    check_depth(own_case([256, 0, 600], 256, 256, seed=seed), 256, 256)
+    k = int(tile[4:])
+    check_depth(own_case([256, 0, 600], 256, k, seed=seed), 256, k, tile=tile)
     assert counter("lds_conflicts") == 0
 
 
@@ -189,16 +202,15 @@ def test_depth_nothing_to_contract():
 # ----------------------------------------------------------------------------------------------------- gemm_rows
 
 
-both_heights = pytest.mark.parametrize("tile_rows", [256, 128])
 
 
-@both_heights
+@every_rows_tile
 @pytest.mark.parametrize("seed", range(3))
-def test_rows_whole_tile(seed, tile_rows):
+def test_rows_whole_tile(seed, tile):
     set_option("SEED", seed)
     set_option("LANDING", ("seed", "early", "late")[seed])
     library().emu_reset_counters()
-    check_rows([256], 256, 640, tile_rows=tile_rows)
+    check_rows([256], int(tile[4:]), 640, tile=tile)
     assert counter("lds_conflicts") == 0
 
 
@@ -217,20 +229,20 @@ ROWS = [  # lengths, n, k, rows past the last group
 ]
 
 
-@both_heights
+@every_rows_tile
 @pytest.mark.parametrize(("lengths", "n", "k", "tail"), ROWS, ids=str)
-def test_rows(lengths, n, k, tail, tile_rows):
-    check_rows(lengths, n, k, tail, tile_rows=tile_rows)
+def test_rows(lengths, n, k, tail, tile):
+    check_rows(lengths, n, k, tail, tile=tile)
 
 
-@both_heights
+@every_rows_tile
 @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])
 @pytest.mark.parametrize(
     ("n", "shift"), [(264, 0), (257, 0), (5, 0), (64, 4), (30, 8)], ids=["wide", "odd", "tiny", "base", "even"]
 )
-def test_rows_outputs(n, shift, dtype, bias, tile_rows):
-    check_rows([140, 0, 3], n, 96, 9, dtype, bias, shift=shift, tile_rows=tile_rows)
+def test_rows_outputs(n, shift, dtype, bias, tile):
+    check_rows([140, 0, 3], n, 96, 9, dtype, bias, shift=shift, tile=tile)
 
 
 def test_rows_bytes_past_k_do_not_count():
@@ -274,8 +286,10 @@ def test_either_reading_of_the_range_check(reading):
     """With and without the scalar offset in a buffer's range check: no access differs (that stops the run)."""
     set_option("RANGE", reading)
     check_depth(own_case([200, 0, 330], 40, 264, 20), 40, 264)
-    check_rows([40, 261], 40, 352, 9, tile_rows=256)
-    check_rows([40, 261], 40, 352, 9, tile_rows=128)
+    for tile in tiles("depth"):
+        check_depth(own_case([200, 0, 330], 40, 576, 20), 40, 576, tile=tile)
+    for tile in tiles("rows"):
+        check_rows([40, 261], 576, 352, 9, tile=tile)
 
 
 def test_exact_integers():
@@ -319,7 +333,7 @@ def test_several_tiles_both_ways():
     """3 x 3 tiles a group, so that the 2x2 order has a last single row and column."""
     check_depth(own_case([64, 32], 600, 520, kind="positive"), 600, 520)
     for tile_rows in (256, 128):
-        check_rows([300, 270, 10], 520, 64, 200, kind="positive", tile_rows=tile_rows)
+        check_rows([300, 270, 10], 520, 64, 200, kind="positive", tile=tile)
 
 
 def test_prepare_writes_all_that_is_read():
