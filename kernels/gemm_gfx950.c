@@ -94,7 +94,7 @@ enum {
     } while (0)
 // A wave's 8 rows of a half of B's rows past 256: rows of fill 0 for half 0, of fill 2 for half 1.
 #define FILL_EXTRA(to, at, half)                                                                                       \
-    __builtin_amdgcn_raw_ptr_buffer_load_lds(x_rows, (LDS void *)((to) + fill_lds / 4 - (half) * 2048), 16,            \
+    __builtin_amdgcn_raw_ptr_buffer_load_lds(x_rows, (LDS void *)((to) + fill_extra_lds - (half) * 2048), 16,          \
                                              (at)[(half) * 2], position, (half) * 2048, 0)
 
 INLINE i32x8 read_fragment(const LDS char *from, uint32_t low, uint32_t high, int t) {
@@ -179,12 +179,12 @@ INLINE i32x8 read_fragment(const LDS char *from, uint32_t low, uint32_t high, in
         KEEP_ORDER();                                                                                                  \
     } while (0)
 // 12 wait states: the latency of the last of them.
-#define FINISH_EXTRA(c)                                                                                                \
-    asm volatile("s_nop 11"                                                                                            \
-                 : "+v"((c)[0][0]), "+v"((c)[0][1]), "+v"((c)[0][2]), "+v"((c)[0][3]), "+v"((c)[1][0]),                \
-                   "+v"((c)[1][1]), "+v"((c)[1][2]), "+v"((c)[1][3]), "+v"((c)[2][0]), "+v"((c)[2][1]),                \
-                   "+v"((c)[2][2]), "+v"((c)[2][3]), "+v"((c)[3][0]), "+v"((c)[3][1]), "+v"((c)[3][2]),                \
-                   "+v"((c)[3][3]))
+#define FINISH_EXTRA()                                                                                                 \
+    do {                                                                                                               \
+        KEEP_ORDER();                                                                                                  \
+        asm volatile("s_nop 11");                                                                                      \
+        KEEP_ORDER();                                                                                                  \
+    } while (0)
 
 // One step. Buffers now_* are this step's, next_* the following one's; fills go two steps ahead, to now_*. Of an
 // operand with one half, now_a or now_b are the fragments in use, next_a or next_b those read for the next step. `step`
@@ -296,9 +296,9 @@ INLINE i32x8 read_fragment(const LDS char *from, uint32_t low, uint32_t high, in
 // Keeps the accumulators in AGPRs across the loop.
 #define PIN(c) FOR_FRAGMENTS(i, j) asm volatile("" : "+a"((c)[i][j]))
 
-INLINE void clear_extra(f32x4 c[4], i32x4 zero) {
+INLINE void clear_extra(f32x4 c[4], u64x2 zero) {
     f32x16 all;
-    asm volatile("v_mfma_f32_32x32x64_f8f6f4 %0, %1, %1, 0 cbsz:4 blgp:4" : "=v"(all) : "v"(zero));
+    asm volatile("v_mfma_f32_32x32x64_f8f6f4 %0, %1, %1, 0 cbsz:4 blgp:4" : "=&v"(all) : "v"(zero));
     c[0] = __builtin_shufflevector(all, all, 0, 1, 2, 3);
     c[1] = __builtin_shufflevector(all, all, 4, 5, 6, 7);
     c[2] = __builtin_shufflevector(all, all, 8, 9, 10, 11);
@@ -317,10 +317,11 @@ struct output {
 
 INLINE uint32_t type_bytes(enum mx_type type) { return type == MX_BF16 ? 2 : 4; }
 
-INLINE void store_zeros(const CONSTANT struct mx_gfx950_tile *tile, struct output to, int64_t stride) {
+INLINE void store_zeros(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent, struct output to,
+                        int64_t stride) {
     const uint32_t size = type_bytes(to.type), lane = thread_id() & 63;
-    const uint32_t unit = to.any ? size : 16, end = (uint32_t)tile->cols * size;
-    ROLLED for (int32_t row = (int32_t)(thread_id() >> 6); row < tile->rows; row += 4) {
+    const uint32_t unit = to.any ? size : 16, end = (uint32_t)extent.cols * size;
+    ROLLED for (int32_t row = (int32_t)(thread_id() >> 6); row < extent.rows; row += 4) {
         GLOBAL char *out = (GLOBAL char *)tile->out + row * stride * size;
         ROLLED for (uint32_t at = lane * unit; at < end; at += 64 * unit) {
             if (!to.any)
@@ -354,52 +355,65 @@ INLINE void store_f32x4(buffer to, uint32_t at, f32x4 x) {
 }
 
 // The output rows of the tile as one buffer: rows that do not exist are past its end.
-INLINE buffer output_buffer(const CONSTANT struct mx_gfx950_tile *tile, uint32_t stride_bytes, uint32_t size) {
+INLINE buffer output_buffer(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent,
+                            uint32_t stride_bytes, uint32_t size) {
     return make_buffer((const GLOBAL void *)tile->out,
-                       (uint32_t)(tile->rows - 1) * stride_bytes + (uint32_t)tile->cols * size);
+                       (uint32_t)(extent.rows - 1) * stride_bytes + (uint32_t)extent.cols * size);
 }
 
-// 8 columns of a row, from 16-byte aligned places.
-INLINE void store_piece(buffer out, enum mx_type type, uint32_t at, f32x8 x) {
-    if (type == MX_BF16) {
-        __builtin_amdgcn_raw_buffer_store_b128(__builtin_bit_cast(u32x4, __builtin_convertvector(x, bf16x8)), out, at,
-                                               0, 0);
-    } else {
-        store_f32x4(out, at, low_half(x));
-        store_f32x4(out, at + 16, high_half(x));
-    }
+// 8 columns of a row.
+INLINE void store_f32x8(buffer out, uint32_t at, f32x8 x) {
+    store_f32x4(out, at, low_half(x));
+    store_f32x4(out, at + 16, high_half(x));
 }
 
 // Plain kernels: from the accumulators. A lane has 4 rows a half of A, in 2 pieces of 8 columns a half of B and one
-// past column 256. A piece exists whole or not at all.
-INLINE void store_direct(const CONSTANT struct mx_gfx950_tile *tile, struct shape shape, struct output to,
-                         int64_t stride, struct sums sums, uint32_t wave, uint32_t lane) {
+// past column 256. A piece exists whole or not at all. For rows past the tile's end `at` alone is out of range.
+struct direct {
+    buffer out;
+    enum mx_type type;
+    uint32_t at[8]; // of the rows' first columns
+    u32x4 last;     // what was stored last: its registers are not to be written at once
+};
+
+INLINE void store_piece(struct direct *d, int row, uint32_t skip, uint32_t scalar_skip, f32x8 x) {
+    if (d->type == MX_F32) {
+        store_f32x8(d->out, d->at[row] + skip * 4, x);
+        return;
+    }
+    u32x4 data = __builtin_bit_cast(u32x4, __builtin_convertvector(x, bf16x8));
+    asm volatile("" ::"v"(d->last), "v"(data));
+    __builtin_amdgcn_raw_buffer_store_b128(data, d->out, d->at[row] + skip * 2, scalar_skip * 2, 0);
+    d->last = data;
+}
+
+INLINE void store_direct(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent, struct shape shape,
+                         struct output to, int64_t stride, struct sums sums, uint32_t wave, uint32_t lane) {
     const uint32_t size = type_bytes(to.type), stride_bytes = (uint32_t)stride * size;
-    const buffer out = output_buffer(tile, stride_bytes, size);
     const uint32_t col = (wave & 1) * 64 + (lane >> 4) * 8;
-    uint32_t at[8];
-    at[0] = ((wave >> 1) * 64 + fragment_row(lane & 15)) * stride_bytes + col * size;
-    UNROLL for (int i = 1; i < 4 * shape.a_halves; i++) at[i] = i & 4   ? at[i - 4] + 128 * stride_bytes
-                                                                : i & 2 ? at[i - 2] + 32 * stride_bytes
-                                                                        : at[i - 1] + 4 * stride_bytes;
+    struct direct d = {.out = output_buffer(tile, extent, stride_bytes, size), .type = to.type};
+    d.at[0] = ((wave >> 1) * 64 + fragment_row(lane & 15)) * stride_bytes + col * size;
+    UNROLL for (int i = 1; i < 4 * shape.a_halves; i++) d.at[i] = i & 4   ? d.at[i - 4] + 128 * stride_bytes
+                                                                  : i & 2 ? d.at[i - 2] + 32 * stride_bytes
+                                                                          : d.at[i - 1] + 4 * stride_bytes;
     UNROLL for (int part = 0; part < 2 * shape.b_halves; part++) {
         const int half = part >> 1, j = (part & 1) * 2;
         const uint32_t skip = (uint32_t)(half * 128 + j * 16);
-        if (col + skip < (uint32_t)tile->cols) {
+        if (col + skip < (uint32_t)extent.cols) {
             UNROLL for (int i = 0; i < 4 * shape.a_halves; i++) {
                 f32x4 *row = sums.quadrant[(i >> 2) * shape.b_halves + half][i & 3];
                 KEEP_ORDER();
-                asm volatile("" : "+a"(row[j]), "+a"(row[j + 1]));
-                store_piece(out, to.type, at[i] + skip * size, join(row[j], row[j + 1]));
+
+                store_piece(&d, i, skip, 0, join(row[j], row[j + 1]));
             }
         }
         KEEP_ORDER();
     }
     const uint32_t skip = 256 - (wave & 1) * 32;
-    if (shape.extra && col + skip < (uint32_t)tile->cols) {
+    if (shape.extra && col + skip < (uint32_t)extent.cols) {
         UNROLL for (int i = 0; i < 8; i++) {
             f32x4(*half)[4] = sums.extra + (i >> 2) * 2;
-            store_piece(out, to.type, at[i] + skip * size, join(half[0][i & 3], half[1][i & 3]));
+            store_piece(&d, i, 0, skip, join(half[0][i & 3], half[1][i & 3]));
         }
     }
 }
@@ -422,9 +436,9 @@ INLINE LDS f32x4 *staged_chunk(struct staged s, uint32_t row, uint32_t chunk) {
 }
 
 // The columns that are no whole piece, one by one.
-INLINE void store_rest(const CONSTANT struct mx_gfx950_tile *tile, struct output to, int64_t stride, struct staged s,
-                       buffer bias) {
-    const int32_t left = tile->cols - s.col;
+INLINE void store_rest(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent, struct output to,
+                       int64_t stride, struct staged s, buffer bias) {
+    const int32_t left = extent.cols - s.col;
     if (left <= 0 || left >= 8)
         return;
     ROLLED for (int32_t row = (int32_t)s.row; row < s.end; row += (int32_t)s.row_step) {
@@ -446,10 +460,10 @@ INLINE void store_rest(const CONSTANT struct mx_gfx950_tile *tile, struct output
 
 enum { PIECES_AT_ONCE = 4 }; // of a lane: what is added to is read before any of them is written
 
-INLINE void store_pieces(const CONSTANT struct mx_gfx950_tile *tile, struct output to, int64_t stride, buffer out,
-                         struct staged s, f32x8 bias) {
+INLINE void store_pieces(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent, struct output to,
+                         int64_t stride, buffer out, struct staged s, f32x8 bias) {
     const uint32_t size = type_bytes(to.type);
-    const bool whole = s.col + 8 <= tile->cols;
+    const bool whole = s.col + 8 <= extent.cols;
     ROLLED for (uint32_t row = s.row; (int32_t)(row - s.row) < s.end; row += PIECES_AT_ONCE * s.row_step) {
         const int32_t first = s.first + (int32_t)row;
         f32x8 x[PIECES_AT_ONCE], old[PIECES_AT_ONCE];
@@ -468,15 +482,15 @@ INLINE void store_pieces(const CONSTANT struct mx_gfx950_tile *tile, struct outp
             if (to.add)
                 x[i] += old[i];
             if (to.type == MX_F32) // which is 4-byte aligned: enough for a buffer
-                store_piece(out, to.type, at[i], x[i]);
+                store_f32x8(out, at[i], x[i]);
             else if (whole && (int32_t)r < s.end)
                 *(GLOBAL bf16x8_anywhere *)((GLOBAL char *)tile->out + at[i]) = __builtin_convertvector(x[i], bf16x8);
         }
     }
 }
 
-INLINE void store_staged(const CONSTANT struct mx_gfx950_tile *tile, struct shape shape, struct output to,
-                         int64_t stride, struct sums sums, uint32_t wave, uint32_t lane) {
+INLINE void store_staged(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent, struct shape shape,
+                         struct output to, int64_t stride, struct sums sums, uint32_t wave, uint32_t lane) {
     const uint32_t pieces = 8 * (uint32_t)shape.b_halves, row_bytes = pieces * 32;
     const int pairs = shape.a_halves < shape.b_halves ? 1 : 2; // fragment pairs, of 32 rows, at a time
     const uint32_t size = type_bytes(to.type), r = lane & 15;
@@ -486,8 +500,8 @@ INLINE void store_staged(const CONSTANT struct mx_gfx950_tile *tile, struct shap
                        .row_step = 64 / pieces,
                        .piece = lane % pieces};
     s.col = (int32_t)((wave & 1) * 64 + (s.piece >> 3) * 128 + (s.piece & 7) * 8);
-    const buffer out = output_buffer(tile, (uint32_t)stride * size, size);
-    const buffer bias_row = make_buffer((const GLOBAL void *)tile->bias, tile->bias ? (uint32_t)tile->cols * 4 : 0);
+    const buffer out = output_buffer(tile, extent, (uint32_t)stride * size, size);
+    const buffer bias_row = make_buffer((const GLOBAL void *)tile->bias, tile->bias ? (uint32_t)extent.cols * 4 : 0);
     f32x8 bias = {};
     if (to.bias)
         bias = join(load_f32x4(bias_row, (uint32_t)s.col * 4), load_f32x4(bias_row, (uint32_t)s.col * 4 + 16));
@@ -503,29 +517,31 @@ INLINE void store_staged(const CONSTANT struct mx_gfx950_tile *tile, struct shap
         }
         KEEP_ORDER();
         s.first = (round >> 1) * 128 + (int32_t)(wave >> 1) * 64 + (round & 1) * 32;
-        s.end = tile->rows - s.first < pairs * 32 ? tile->rows - s.first : pairs * 32;
-        store_pieces(tile, to, stride, out, s, bias);
-        store_rest(tile, to, stride, s, bias_row);
+        s.end = extent.rows - s.first < pairs * 32 ? extent.rows - s.first : pairs * 32;
+        store_pieces(tile, extent, to, stride, out, s, bias);
+        store_rest(tile, extent, to, stride, s, bias_row);
         KEEP_ORDER();
     }
 }
 
 // ---- one tile ----
 
-INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct shape shape, int32_t stride,
-                          int64_t stride_out, struct output to) {
+INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent,
+                          struct shape shape, int32_t stride, int64_t stride_out, struct output to) {
     const bool a_two = shape.a_halves == 2, b_two = shape.b_halves == 2;
     const uint32_t lane = thread_id() & 63, wave = uniform(thread_id() >> 6), wm = wave >> 1, wn = wave & 1;
 
-    const buffer a_half0 = load_buffer(&tile->operand[wave][0][0]), a_half1 = load_buffer(&tile->operand[wave][0][1]);
-    const buffer b_half0 = load_buffer(&tile->operand[wave][1][0]), b_half1 = load_buffer(&tile->operand[wave][1][1]);
-    const buffer x_rows = load_buffer(&tile->wide[wave]);
-    const uint32_t fill_lds = wave * (ROW_BLOCK * STEP);
+    const CONSTANT struct mx_gfx950_buffer *const rows =
+        (const CONSTANT struct mx_gfx950_buffer *)((const CONSTANT char *)tile->wave +
+                                                   wave * (uint32_t)sizeof tile->wave[0]);
+    const buffer a_half0 = load_buffer(&rows[0]), a_half1 = load_buffer(&rows[1]);
+    const buffer b_half0 = load_buffer(&rows[2]), b_half1 = load_buffer(&rows[3]), x_rows = load_buffer(&rows[4]);
+    uint32_t fill_lds = wave * (ROW_BLOCK * STEP), fill_extra_lds = fill_lds / 4;
     // Byte offsets of this lane's 16 bytes in fill i, at step 0, and the last step position at which its 32-element
     // block still exists.
     const uint32_t chunk = (lane & 7) ^ lane >> 3, block_end = (chunk / 2 + 1) * MX_BLOCK;
-    const bool exists = block_end <= (uint32_t)tile->depth;
-    const uint32_t last = exists ? (uint32_t)tile->depth - block_end : UINT32_MAX;
+    const bool exists = block_end <= (uint32_t)extent.depth;
+    const uint32_t last = exists ? (uint32_t)extent.depth - block_end : UINT32_MAX;
     const uint32_t row = (lane >> 5) * 8 + (lane >> 3 & 3);
     uint32_t base = row * (uint32_t)stride + chunk * 16 + MX_GFX950_FILL_BIAS, first_at[4];
     base = exists ? base : OUTSIDE;
@@ -537,7 +553,7 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct sha
 // (The compiler knows no better than one subtraction and four shift-and-adds, so it is kept from looking for it.)
 #define SET_OFFSETS(at)                                                                                                \
     do {                                                                                                               \
-        asm volatile("" : "+s"(position));                                                                             \
+        asm volatile("" : "+s"(position), "+s"(fill_lds), "+s"(fill_extra_lds));                                       \
         uint32_t past_ = __builtin_elementwise_sub_sat(position, last);                                                \
         asm volatile("" : "+v"(past_));                                                                                \
         UNROLL for (int i_ = 0; i_ < 4; i_++)(at)[i_] = (past_ << 23) + first_at[i_];                                  \
@@ -549,22 +565,14 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct sha
     u32x4 sb = __builtin_amdgcn_raw_buffer_load_b128(b_scales, b_scale_at, 0, 0);
     uint32_t sx = shape.extra ? __builtin_amdgcn_raw_buffer_load_b32(b_scales, b_scale_at + 16, 0, 0) : 0;
 
-    const uint32_t r = lane & 15, group = lane >> 4, swizzle = r & 7;
-    const uint32_t low = r * STEP + ((group ^ swizzle) << 4), high = low ^ 64;
-    const uint32_t a_low = wm * 8192 + low, a_high = wm * 8192 + high;
     const int a_bytes = shape.a_halves * 2 * TILE_BUFFER_BYTES, b_bytes = shape.b_halves * 2 * TILE_BUFFER_BYTES;
-    uint32_t b_low = (uint32_t)a_bytes + wn * 8192 + low, b_high = (uint32_t)a_bytes + wn * 8192 + high;
-    uint32_t x_low = (uint32_t)(a_bytes + b_bytes) + wn * 2048 + low, x_high = x_low ^ 64;
-    asm volatile("" : "+v"(b_low), "+v"(b_high));
-    if (shape.extra)
-        asm volatile("" : "+v"(x_low), "+v"(x_high));
-
-    i32x4 zero = {};
-    asm volatile("" : "+v"(zero));
-    if (tile->depth < MX_GFX950_BODY) {
+    uint64_t half_zero = 0; // two of these are two instructions
+    asm volatile("" : "+v"(half_zero));
+    const u64x2 zero = half_zero;
+    if (extent.depth < MX_GFX950_BODY) {
         const uint32_t all = (uint32_t)(a_bytes + b_bytes) + (shape.extra ? 4 * EXTRA_BUFFER_BYTES : 0);
-        ROLLED for (uint32_t place = thread_id() * 16; place < all; place += 4 * 4096) {
-            UNROLL for (uint32_t i = 0; i < 4; i++) * (LDS i32x4 *)(place + i * 4096) = zero;
+        ROLLED for (uint32_t place = 0; place < all; place += 4 * 4096) {
+            UNROLL for (uint32_t i = 0; i < 4; i++) { *(LDS u64x2 *)(place + thread_id() * 16 + i * 4096) = zero; }
         }
         WAIT_ALL_WAVES(63);
     }
@@ -591,7 +599,17 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct sha
         FILL_EXTRA(x11, at, 1);
     if (a_two)
         FILL_ALL(a11, a_half1, at);
+
+    const uint32_t r = lane & 15, group = lane >> 4, swizzle = r & 7;
+    const uint32_t low = r * STEP + ((group ^ swizzle) << 4), high = low ^ 64;
+    const uint32_t a_low = wm * 8192 + low, a_high = wm * 8192 + high;
+    uint32_t b_low = (uint32_t)a_bytes + wn * 8192 + low, b_high = (uint32_t)a_bytes + wn * 8192 + high;
+    uint32_t x_low = (uint32_t)(a_bytes + b_bytes) + wn * 2048 + low, x_high = x_low - low + high;
+    asm volatile("" : "+v"(b_low), "+v"(b_high));
+    if (shape.extra)
+        asm volatile("" : "+v"(x_low), "+v"(x_high));
     KEEP_ORDER();
+
     f32x4 c[4][4][4], cx[4][4];
     CLEAR(c[0][0], "0:15", "0:3", "4:7", "8:11", "12:15");
     CLEAR(c[0][1], "16:31", "16:19", "20:23", "24:27", "28:31");
@@ -614,7 +632,7 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct sha
         CLEAR(c[3][3], "240:255", "240:243", "244:247", "248:251", "252:255");
     }
     if (shape.extra)
-        UNROLL for (int i = 0; i < 4; i++) clear_extra(cx[i], zero);
+        UNROLL for (int i = 0; i < 4; i++) { clear_extra(cx[i], zero); }
     // Until only the fills after a00 and b00 (and x00) are in flight, then until only those of step 1 are.
     if (shape.extra)
         WAIT_ALL_WAVES(27);
@@ -640,11 +658,13 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct sha
     else
         WAIT_ALL_WAVES(8);
 
-    int32_t turns = tile->bodies;
+    int32_t turns = extent.bodies;
 #pragma clang loop unroll(disable)
     do {
         a_scale_at += 64 * MX_GFX950_LANE_SCALES;
         b_scale_at += 64 * (uint32_t)shape.b_lane_scales;
+        if (shape.extra)
+            asm volatile("" : "+v"(b_scale_at)); // one register
         u32x4 next_sa = __builtin_amdgcn_raw_buffer_load_b128(a_scales, a_scale_at, 0, 0);
         u32x4 next_sb = __builtin_amdgcn_raw_buffer_load_b128(b_scales, b_scale_at, 0, 0);
         uint32_t next_sx = shape.extra ? __builtin_amdgcn_raw_buffer_load_b32(b_scales, b_scale_at + 16, 0, 0) : 0;
@@ -675,14 +695,14 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct sha
         PIN(c[3]);
     }
     if (shape.extra)
-        FINISH_EXTRA(cx);
+        FINISH_EXTRA();
     const struct sums sums = {{c[0], c[1], c[2], c[3]}, cx};
     if (to.any) {
         WAIT_ALL_WAVES(0); // the last turn's fills, too: they must not reach LDS after this
-        store_staged(tile, shape, to, stride_out, sums, wave, lane);
+        store_staged(tile, extent, shape, to, stride_out, sums, wave, lane);
     } else {
         WAIT(0); // nor after this block
-        store_direct(tile, shape, to, stride_out, sums, wave, lane);
+        store_direct(tile, extent, shape, to, stride_out, sums, wave, lane);
     }
 }
 
@@ -691,15 +711,20 @@ INLINE void run_tile(const struct mx_gfx950_plan *plan, int rows, int cols, int6
                      struct output to) {
     const CONSTANT struct mx_gfx950_tile *tile =
         (const CONSTANT struct mx_gfx950_tile *)(uintptr_t)plan->workspace + block_id();
+    const struct mx_gfx950_extent extent = tile->extent;
     const struct shape shape = {rows / 128, cols / 128, false,
                                 cols == 320 ? MX_GFX950_WIDE_LANE_SCALES : MX_GFX950_LANE_SCALES};
     const struct shape wide = {2, 2, true, MX_GFX950_WIDE_LANE_SCALES};
-    if (tile->bodies == 0)
-        store_zeros(tile, to, stride_out);
-    else if (cols == 320 && tile->cols > 256)
-        multiply_tile(tile, wide, (int32_t)stride, stride_out, to);
-    else
-        multiply_tile(tile, shape, (int32_t)stride, stride_out, to);
+    if (extent.bodies == 0) {
+        store_zeros(tile, extent, to, stride_out);
+        __builtin_amdgcn_endpgm(); // rather than return: the compiler joins no paths
+    }
+    if (cols == 320 && extent.cols > 256) {
+        multiply_tile(tile, extent, wide, (int32_t)stride, stride_out, to);
+        __builtin_amdgcn_endpgm();
+    }
+    multiply_tile(tile, extent, shape, (int32_t)stride, stride_out, to);
+    __builtin_amdgcn_endpgm();
 }
 
 #define DEFINE_ROWS(name, tile_rows, tile_cols, type, add, any)                                                        \

@@ -76,17 +76,21 @@ struct mx_gfx950_buffer {
 };
 
 // What one block computes: out[0:rows][0:cols] (+)= a . b^T over `depth` elements, `bodies` bodies. bodies = 0: writes
-// zeros to the tile's rows, of which there may be none.
+// zeros to the tile's rows, of which there may be none. More than 256 columns: a 256x320 tile.
+struct mx_gfx950_extent {
+    int32_t rows, cols, depth, bodies;
+};
 struct mx_gfx950_tile {
-    // [wave][a, b][half]: the 32 rows from half * 128 + wave * 32, MX_GFX950_FILL_BIAS bytes early. The size ends at
-    // the last element of the last row that exists; 0 if none does.
-    struct mx_gfx950_buffer operand[4][2][2];
-    struct mx_gfx950_buffer wide[4];     // [wave]: the 16 rows of b from 256 + wave * 16, likewise
+    // Rows that a wave fills, MX_GFX950_FILL_BIAS bytes early: [a, b][half] the 32 from half * 128 + wave * 32, and of
+    // b the 16 from 256 + wave * 16. The size ends at the last element of the last row that exists; 0 if none does.
+    struct mx_gfx950_wave_rows {
+        struct mx_gfx950_buffer operand[2][2], wide;
+    } wave[4];
     struct mx_gfx950_buffer scale[2][2]; // [a, b][wave row]: the tile's bodies
     void *out;
-    const float *bias;                 // of the tile's first column, or null
-    int32_t rows, cols, depth, bodies; // more than 256 columns: a 256x320 tile
-    uint32_t unused[8];                // to whole 64 bytes
+    const float *bias; // of the tile's first column, or null
+    struct mx_gfx950_extent extent;
+    uint32_t unused[8]; // to whole 64 bytes
 };
 
 struct mx_gfx950_plan {

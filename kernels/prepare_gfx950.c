@@ -252,15 +252,15 @@ INLINE struct mx_gfx950_buffer buffer_of(uint64_t address, uint32_t bytes) {
 }
 
 INLINE void set_depth(struct mx_gfx950_tile *tile, int32_t depth) {
-    tile->depth = depth;
-    tile->bodies = (depth + MX_GFX950_BODY - 1) / MX_GFX950_BODY;
+    tile->extent.depth = depth;
+    tile->extent.bodies = (depth + MX_GFX950_BODY - 1) / MX_GFX950_BODY;
 }
 
 // `rows` rows of an operand from `data`, of which the buffer gets up to `most` from row `first`.
 INLINE struct mx_gfx950_buffer rows_buffer(const struct mx_gfx950_tile *tile, const uint8_t *data, int64_t stride,
                                            int32_t rows, int32_t first, int32_t most) {
     const int32_t left = min_i32(rows - first, most);
-    const int32_t bytes = (left - 1) * (int32_t)stride + tile->depth + MX_GFX950_FILL_BIAS;
+    const int32_t bytes = (left - 1) * (int32_t)stride + tile->extent.depth + MX_GFX950_FILL_BIAS;
     return buffer_of((uintptr_t)data + (uint64_t)(first * stride - MX_GFX950_FILL_BIAS),
                      left > 0 ? (uint32_t)bytes : 0);
 }
@@ -270,15 +270,15 @@ INLINE struct mx_gfx950_buffer rows_buffer(const struct mx_gfx950_tile *tile, co
 INLINE void describe_operand(const struct mx_gfx950_plan *plan, struct mx_gfx950_tile *tile, bool is_b,
                              const uint8_t *data, int64_t stride, int32_t rows, int64_t row_block, int64_t first_body) {
     UNROLL for (int32_t wave = 0; wave < 4; wave++) {
-        UNROLL for (int32_t half = 0; half < 2; half++) tile->operand[wave][is_b][half] =
+        UNROLL for (int32_t half = 0; half < 2; half++) tile->wave[wave].operand[is_b][half] =
             rows_buffer(tile, data, stride, rows, half * 128 + wave * 32, 32);
         if (is_b)
-            tile->wide[wave] = rows_buffer(tile, data, stride, rows, 256 + wave * 16, 16);
+            tile->wave[wave].wide = rows_buffer(tile, data, stride, rows, 256 + wave * 16, 16);
     }
     const int64_t body_bytes = 64 * (is_b ? plan->b_lane_scales : MX_GFX950_LANE_SCALES);
     UNROLL for (int wave_row = 0; wave_row < 2; wave_row++) tile->scale[is_b][wave_row] = buffer_of(
         (uintptr_t)scales_of(plan, is_b, row_block) + (uint64_t)((wave_row * plan->bodies + first_body) * body_bytes),
-        (uint32_t)(tile->bodies * body_bytes));
+        (uint32_t)(tile->extent.bodies * body_bytes));
 }
 
 // Columns of tiles: the wide ones first.
@@ -321,12 +321,12 @@ KERNEL void mx_prepare_rows_gfx950(struct mx_rows_args args, struct mx_gfx950_pl
                 const int padding = u.group == args.groups;
                 tile.out = (char *)args.out + (u.begin * args.n + first_col) * type_bytes(args.out_type);
                 tile.bias = args.bias && !padding ? args.bias + b_row : 0;
-                tile.rows = min_i32(u.length, plan.tile_rows);
-                tile.cols = cols_of(&plan, (int32_t)col, args.n);
+                tile.extent.rows = min_i32(u.length, plan.tile_rows);
+                tile.extent.cols = cols_of(&plan, (int32_t)col, args.n);
                 if (!padding && u.length > 0) {
                     set_depth(&tile, (int32_t)args.k);
-                    describe_operand(&plan, &tile, 0, args.a + u.begin * args.k, args.k, tile.rows, row, 0);
-                    describe_operand(&plan, &tile, 1, args.b + b_row * args.k, args.k, tile.cols,
+                    describe_operand(&plan, &tile, 0, args.a + u.begin * args.k, args.k, tile.extent.rows, row, 0);
+                    describe_operand(&plan, &tile, 1, args.b + b_row * args.k, args.k, tile.extent.cols,
                                      (int64_t)u.group * plan.col_tiles + col, 0);
                 }
             }
@@ -375,15 +375,15 @@ KERNEL void mx_prepare_depth_gfx950(struct mx_depth_args args, struct mx_gfx950_
                 const int64_t first_row = (int64_t)row * plan.tile_rows, first_col = first_col_of(&plan, (int32_t)col);
                 tile.out = (char *)args.out +
                            ((u.group * args.n + first_row) * args.k + first_col) * type_bytes(args.out_type);
-                tile.rows =
+                tile.extent.rows =
                     min_i32(args.n - first_row < plan.tile_rows ? (int32_t)(args.n - first_row) : plan.tile_rows,
                             args.accumulate && !u.length ? 0 : plan.tile_rows);
-                tile.cols = cols_of(&plan, (int32_t)col, args.k);
+                tile.extent.cols = cols_of(&plan, (int32_t)col, args.k);
                 set_depth(&tile, u.length);
-                describe_operand(&plan, &tile, 0, args.a + first_row * args.depth + u.begin, args.depth, tile.rows, row,
-                                 u.number);
-                describe_operand(&plan, &tile, 1, args.b + first_col * args.depth + u.begin, args.depth, tile.cols, col,
-                                 u.number);
+                describe_operand(&plan, &tile, 0, args.a + first_row * args.depth + u.begin, args.depth,
+                                 tile.extent.rows, row, u.number);
+                describe_operand(&plan, &tile, 1, args.b + first_col * args.depth + u.begin, args.depth,
+                                 tile.extent.cols, col, u.number);
             }
             write_tile(&plan, i, &tile);
         }

@@ -57,8 +57,12 @@ class Kernel:
 
     @functools.cached_property
     def bodies(self) -> list[Body]:
-        """Each loop with matrix instructions, and what only ever runs before it or after it: not between two turns."""
-        loops = [(to, at + 1) for at, to in self.target.items() if to <= at and self.count("v_mfma", to, at)]
+        """Each straight loop with matrix instructions, what can run before it and what after; no path leads back."""
+        loops = [
+            (to, at + 1)
+            for at, to in self.target.items()
+            if to <= at and self.count("v_mfma", to, at) and not self.count(".*branch", to, at)
+        ]
         edges = {i: self.next(i) for i in range(len(self.text))}
         back: dict[int, list[int]] = {i: [] for i in edges}
         for i, after in edges.items():
