@@ -10,7 +10,7 @@
 #define INLINE static inline __attribute__((always_inline))
 #define KERNEL __attribute__((amdgpu_kernel, visibility("protected"), amdgpu_flat_work_group_size(256, 256)))
 #define UNROLL _Pragma("clang loop unroll(full)")
-#define ROLLED _Pragma("clang loop unroll(disable)")
+#define ROLLED _Pragma("clang loop unroll(disable) vectorize(disable)")
 
 typedef uint32_t u32x4 __attribute__((ext_vector_type(4)));
 typedef uint64_t u64x2 __attribute__((ext_vector_type(2)));

@@ -350,10 +350,6 @@ INLINE float load_f32(buffer from, uint32_t at) {
 INLINE f32x4 load_f32x4(buffer from, uint32_t at) {
     return __builtin_bit_cast(f32x4, __builtin_amdgcn_raw_buffer_load_b128(from, at, 0, 0));
 }
-INLINE void store_f32x4(buffer to, uint32_t at, f32x4 x) {
-    __builtin_amdgcn_raw_buffer_store_b128(__builtin_bit_cast(u32x4, x), to, at, 0, 0);
-}
-
 // The output rows of the tile as one buffer: rows that do not exist are past its end.
 INLINE buffer output_buffer(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent,
                             uint32_t stride_bytes, uint32_t size) {
@@ -361,10 +357,10 @@ INLINE buffer output_buffer(const CONSTANT struct mx_gfx950_tile *tile, struct m
                        (uint32_t)(extent.rows - 1) * stride_bytes + (uint32_t)extent.cols * size);
 }
 
-// 8 columns of a row.
-INLINE void store_f32x8(buffer out, uint32_t at, f32x8 x) {
-    store_f32x4(out, at, low_half(x));
-    store_f32x4(out, at + 16, high_half(x));
+// 8 columns of a row, `scalar` bytes past the place that the range check looks at.
+INLINE void store_f32x8(buffer out, uint32_t at, uint32_t scalar, f32x8 x) {
+    __builtin_amdgcn_raw_buffer_store_b128(__builtin_bit_cast(u32x4, low_half(x)), out, at, scalar, 0);
+    __builtin_amdgcn_raw_buffer_store_b128(__builtin_bit_cast(u32x4, high_half(x)), out, at + 16, scalar, 0);
 }
 
 // Plain kernels: from the accumulators. A lane has 4 rows a half of A, in 2 pieces of 8 columns a half of B and one
@@ -378,7 +374,7 @@ struct direct {
 
 INLINE void store_piece(struct direct *d, int row, uint32_t skip, uint32_t scalar_skip, f32x8 x) {
     if (d->type == MX_F32) {
-        store_f32x8(d->out, d->at[row] + skip * 4, x);
+        store_f32x8(d->out, d->at[row] + skip * 4, scalar_skip * 4, x);
         return;
     }
     u32x4 data = __builtin_bit_cast(u32x4, __builtin_convertvector(x, bf16x8));
@@ -421,106 +417,113 @@ INLINE void store_direct(const CONSTANT struct mx_gfx950_tile *tile, struct mx_g
 // The other kernels: through LDS, of which each wave has a part to itself. 64 rows at a time, or 32 where LDS is short:
 // the wave's rows of a half of A, or half of them, and its columns, 64 a half of B, as float32. 16-byte chunk c of row
 // R is at c ^ (R & 3 | R >> 1 & 4), which makes both directions free of bank conflicts.
-INLINE uint32_t staged_key(uint32_t row) { return (row & 3) | (row >> 1 & 4); }
+enum { PIECES_AT_ONCE = 4 }; // of a lane: what is added to is read before any of them is written
 
-// What a lane does of the staged rows: 8 columns, in every (8 / halves of B)-th row.
+// What a lane does of the staged rows: a piece of 8 columns in every `step`-th row.
 struct staged {
-    LDS char *from; // of the wave
-    uint32_t row_bytes, row, row_step, piece;
-    int32_t col;        // in the tile
-    int32_t first, end; // row of the tile that staged row 0 is, end of the tile's or the staged rows counted from it
+    buffer out, bias_row;
+    f32x8 bias;
+    uint32_t row_bytes, step, stride_bytes;
+    uint32_t row;       // its first
+    uint32_t place, at; // of the piece in it: in LDS, and from the tile's first element, in bytes
+    int32_t col, left;  // first column, columns of the tile from there on
+    int32_t first, end; // row of the tile that staged row 0 is, rows from there on
 };
 
-INLINE LDS f32x4 *staged_chunk(struct staged s, uint32_t row, uint32_t chunk) {
-    return (LDS f32x4 *)(s.from + row * s.row_bytes + ((chunk ^ staged_key(row)) << 4));
+// LDS place of a half of the piece in the i-th row from the one at `place`, a multiple of PIECES_AT_ONCE from `row`:
+// the rows' key differs in one bit.
+INLINE uint32_t staged_place(const struct staged *s, uint32_t place, uint32_t i, uint32_t half) {
+    const uint32_t key = s->step == 4 ? i >> 1 & 1 : i & 1;
+    return (place ^ key << 6 ^ half << 4) + i * s->step * s->row_bytes;
 }
 
-// The columns that are no whole piece, one by one.
-INLINE void store_rest(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent, struct output to,
-                       int64_t stride, struct staged s, buffer bias) {
-    const int32_t left = extent.cols - s.col;
-    if (left <= 0 || left >= 8)
-        return;
-    ROLLED for (int32_t row = (int32_t)s.row; row < s.end; row += (int32_t)s.row_step) {
-        GLOBAL char *out = (GLOBAL char *)tile->out + ((s.first + row) * stride + s.col) * (int64_t)type_bytes(to.type);
-        ROLLED for (int32_t e = 0; e < left; e++) {
-            const LDS char *chunk = (LDS char *)staged_chunk(s, (uint32_t)row, s.piece * 2 + ((uint32_t)e >> 2));
-            float x = *(const LDS float *)(chunk + (e & 3) * 4);
-            if (to.bias)
-                x += load_f32(bias, (uint32_t)(s.col + e) * 4);
-            if (to.type == MX_BF16)
-                ((GLOBAL __bf16 *)out)[e] = (__bf16)x;
-            else if (to.add)
-                ((GLOBAL float *)out)[e] += x;
-            else
-                ((GLOBAL float *)out)[e] = x;
+INLINE void store_pieces(GLOBAL char *out, struct output to, const struct staged *s) {
+    uint32_t place = s->place, at = to.type == MX_F32 && s->left < 8 ? OUTSIDE : s->at;
+    ROLLED for (int32_t row = 0; row < s->end; row += PIECES_AT_ONCE * (int32_t)s->step) {
+        f32x8 old[PIECES_AT_ONCE];
+        UNROLL for (uint32_t i = 0; to.add && i < PIECES_AT_ONCE; i++) {
+            const uint32_t from = at + i * s->step * s->stride_bytes;
+            old[i] = join(load_f32x4(s->out, from), load_f32x4(s->out, from + 16));
         }
+        UNROLL for (uint32_t i = 0; i < PIECES_AT_ONCE; i++) {
+            const uint32_t address = at + i * s->step * s->stride_bytes;
+            f32x8 x = join(*(LDS f32x4 *)staged_place(s, place, i, 0), *(LDS f32x4 *)staged_place(s, place, i, 1));
+            if (to.bias)
+                x += s->bias;
+            if (to.add)
+                x += old[i];
+            if (to.type == MX_F32) // 4-byte aligned: enough for a buffer
+                store_f32x8(s->out, address, 0, x);
+            else if (s->left >= 8 && row + (int32_t)(s->row + i * s->step) < s->end)
+                *(GLOBAL bf16x8_anywhere *)(out + address) = __builtin_convertvector(x, bf16x8);
+        }
+        place += PIECES_AT_ONCE * s->step * s->row_bytes;
+        at += PIECES_AT_ONCE * s->step * s->stride_bytes;
     }
 }
 
-enum { PIECES_AT_ONCE = 4 }; // of a lane: what is added to is read before any of them is written
-
-INLINE void store_pieces(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent, struct output to,
-                         int64_t stride, buffer out, struct staged s, f32x8 bias) {
+// The columns that are no whole piece, one by one.
+INLINE void store_rest(GLOBAL char *out, struct output to, const struct staged *s) {
+    if (s->left <= 0 || s->left >= 8)
+        return;
     const uint32_t size = type_bytes(to.type);
-    const bool whole = s.col + 8 <= extent.cols;
-    ROLLED for (uint32_t row = s.row; (int32_t)(row - s.row) < s.end; row += PIECES_AT_ONCE * s.row_step) {
-        const int32_t first = s.first + (int32_t)row;
-        f32x8 x[PIECES_AT_ONCE], old[PIECES_AT_ONCE];
-        uint32_t at[PIECES_AT_ONCE];
-        UNROLL for (int i = 0; i < PIECES_AT_ONCE; i++) {
-            const uint32_t offset = (uint32_t)(first + i * (int32_t)s.row_step) * (uint32_t)stride + (uint32_t)s.col;
-            at[i] = whole ? offset * size : OUTSIDE;
-            if (to.add)
-                old[i] = join(load_f32x4(out, at[i]), load_f32x4(out, at[i] + 16));
-        }
-        UNROLL for (int i = 0; i < PIECES_AT_ONCE; i++) {
-            const uint32_t r = row + (uint32_t)i * s.row_step;
-            x[i] = join(*staged_chunk(s, r, s.piece * 2), *staged_chunk(s, r, s.piece * 2 + 1));
-            if (to.bias)
-                x[i] += bias;
-            if (to.add)
-                x[i] += old[i];
-            if (to.type == MX_F32) // which is 4-byte aligned: enough for a buffer
-                store_f32x8(out, at[i], x[i]);
-            else if (whole && (int32_t)r < s.end)
-                *(GLOBAL bf16x8_anywhere *)((GLOBAL char *)tile->out + at[i]) = __builtin_convertvector(x[i], bf16x8);
+    ROLLED for (int32_t e = 0; e < s->left; e++) {
+        const uint32_t place = s->place ^ (uint32_t)(e >> 2) << 4;
+        uint32_t at = s->at + (uint32_t)e * size;
+        const float bias = to.bias ? load_f32(s->bias_row, (uint32_t)(s->col + e) * 4) : 0;
+        ROLLED for (int32_t row = (int32_t)s->row; row < s->end; row += (int32_t)s->step) {
+            const uint32_t key = ((uint32_t)row >> 1 & 4) ^ (s->row >> 1 & 4);
+            const uint32_t from = (place ^ key << 4) + ((uint32_t)row - s->row) * s->row_bytes;
+            const float x = *(LDS float *)(from + (uint32_t)(e & 3) * 4) + bias;
+            if (to.type == MX_BF16)
+                *(GLOBAL __bf16 *)(out + at) = (__bf16)x;
+            else if (to.add)
+                *(GLOBAL float *)(out + at) += x;
+            else
+                *(GLOBAL float *)(out + at) = x;
+            at += s->step * s->stride_bytes;
         }
     }
 }
 
 INLINE void store_staged(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent, struct shape shape,
                          struct output to, int64_t stride, struct sums sums, uint32_t wave, uint32_t lane) {
-    const uint32_t pieces = 8 * (uint32_t)shape.b_halves, row_bytes = pieces * 32;
+    const uint32_t pieces = 8 * (uint32_t)shape.b_halves, size = type_bytes(to.type), piece = lane % pieces;
     const int pairs = shape.a_halves < shape.b_halves ? 1 : 2; // fragment pairs, of 32 rows, at a time
-    const uint32_t size = type_bytes(to.type), r = lane & 15;
-    struct staged s = {.from = (LDS char *)(wave * (uint32_t)pairs * 32 * row_bytes),
-                       .row_bytes = row_bytes,
+    struct staged s = {.row_bytes = pieces * 32,
+                       .step = 64 / pieces,
+                       .stride_bytes = (uint32_t)stride * size,
                        .row = lane / pieces,
-                       .row_step = 64 / pieces,
-                       .piece = lane % pieces};
-    s.col = (int32_t)((wave & 1) * 64 + (s.piece >> 3) * 128 + (s.piece & 7) * 8);
-    const buffer out = output_buffer(tile, extent, (uint32_t)stride * size, size);
-    const buffer bias_row = make_buffer((const GLOBAL void *)tile->bias, tile->bias ? (uint32_t)extent.cols * 4 : 0);
-    f32x8 bias = {};
+                       .col = (int32_t)((wave & 1) * 64 + (piece >> 3) * 128 + (piece & 7) * 8),
+                       .first = (int32_t)(wave >> 1) * 64};
+    s.out = output_buffer(tile, extent, s.stride_bytes, size);
+    s.left = extent.cols - s.col;
+    s.bias_row = make_buffer((const GLOBAL void *)tile->bias, tile->bias ? (uint32_t)extent.cols * 4 : 0);
     if (to.bias)
-        bias = join(load_f32x4(bias_row, (uint32_t)s.col * 4), load_f32x4(bias_row, (uint32_t)s.col * 4 + 16));
+        s.bias = join(load_f32x4(s.bias_row, (uint32_t)s.col * 4), load_f32x4(s.bias_row, (uint32_t)s.col * 4 + 16));
+    const uint32_t mine = wave * (uint32_t)pairs * 32 * s.row_bytes, r = lane & 15;
+    s.place = mine + s.row * s.row_bytes + (piece * 32 ^ (s.row & 3) << 4);
+    s.at = ((uint32_t)s.first + s.row) * s.stride_bytes + (uint32_t)s.col * size;
+    uint32_t to_even = mine + fragment_row(r) * s.row_bytes + ((lane >> 4) * 32 ^ (r & 7) << 4);
+    uint32_t to_odd = to_even ^ 16;
+    asm volatile("" : "+v"(to_even), "+v"(to_odd)); // the rest of an LDS place is in the instruction
     UNROLL for (int round = 0; round < 2 * shape.a_halves; round += pairs) {
         UNROLL for (int i = 0; i < 2 * pairs; i++) {
             KEEP_ORDER();
             UNROLL for (int j = 0; j < 4 * shape.b_halves; j++) {
-                f32x4 *c = &sums.quadrant[(round >> 1) * shape.b_halves + (j >> 2)][(round & 1) * 2 + i][j & 3];
-                asm volatile("" : "+a"(*c));
-                *staged_chunk(s, fragment_row(r) + (uint32_t)(i >> 1) * 32 + (uint32_t)(i & 1) * 4,
-                              (uint32_t)(j >> 2) * 16 + (uint32_t)(j >> 1 & 1) * 8 + (lane >> 4) * 2 + (j & 1)) = *c;
+                const uint32_t row = (uint32_t)((i >> 1) * 32 + (i & 1) * 4), chunk = (uint32_t)(j >> 1) * 8;
+                *(LDS f32x4 *)((j & 1 ? to_odd : to_even) + row * s.row_bytes + chunk * 16) =
+                    sums.quadrant[(round >> 1) * shape.b_halves + (j >> 2)][(round & 1) * 2 + i][j & 3];
             }
         }
         KEEP_ORDER();
-        s.first = (round >> 1) * 128 + (int32_t)(wave >> 1) * 64 + (round & 1) * 32;
         s.end = extent.rows - s.first < pairs * 32 ? extent.rows - s.first : pairs * 32;
-        store_pieces(tile, extent, to, stride, out, s, bias);
-        store_rest(tile, extent, to, stride, s, bias_row);
+        store_pieces((GLOBAL char *)tile->out, to, &s);
+        store_rest((GLOBAL char *)tile->out, to, &s);
         KEEP_ORDER();
+        const int32_t rows = pairs == 1 && !(round & 1) ? 32 : 128 - 32 * (round & 1);
+        s.first += rows;
+        s.at += (uint32_t)rows * s.stride_bytes;
     }
 }
 
@@ -571,8 +574,10 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
     const u64x2 zero = half_zero;
     if (extent.depth < MX_GFX950_BODY) {
         const uint32_t all = (uint32_t)(a_bytes + b_bytes) + (shape.extra ? 4 * EXTRA_BUFFER_BYTES : 0);
-        ROLLED for (uint32_t place = 0; place < all; place += 4 * 4096) {
-            UNROLL for (uint32_t i = 0; i < 4; i++) { *(LDS u64x2 *)(place + thread_id() * 16 + i * 4096) = zero; }
+        ROLLED for (uint32_t done = 0; done < all; done += 4 * 4096) {
+            uint32_t place = done + thread_id() * 16;
+            asm volatile("" : "+v"(place)); // not an earlier place and a larger offset: LDS addresses do not wrap
+            UNROLL for (uint32_t i = 0; i < 4; i++) { *(LDS u64x2 *)(place + i * 4096) = zero; }
         }
         WAIT_ALL_WAVES(63);
     }

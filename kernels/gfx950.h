@@ -90,7 +90,6 @@ struct mx_gfx950_tile {
     void *out;
     const float *bias; // of the tile's first column, or null
     struct mx_gfx950_extent extent;
-    uint32_t unused[8]; // to whole 64 bytes
 };
 
 struct mx_gfx950_plan {

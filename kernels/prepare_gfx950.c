@@ -189,10 +189,10 @@ INLINE uint32_t scale_or_zero(const GLOBAL uint8_t *src, int64_t stride, int32_t
 
 // One body: src = [rows][stride] scale bytes of which `blocks` (1 to 8) a row are the body's. Half a block of threads
 // calls it, t = 0 to 127.
-INLINE void shuffle_body(const struct chunk *c, int64_t body, const GLOBAL uint8_t *src, int64_t stride, int32_t rows,
+INLINE void shuffle_body(struct chunk c, int64_t body, const GLOBAL uint8_t *src, int64_t stride, int32_t rows,
                          int32_t blocks, uint32_t t) {
     const uint32_t lane = t & 63, wave = t >> 6, first = fragment_row(lane & 15);
-    GLOBAL uint32_t *to = (GLOBAL uint32_t *)(c->to + wave * c->wave_bytes + (body * 64 + lane) * c->lane_bytes);
+    GLOBAL uint32_t *to = (GLOBAL uint32_t *)(c.to + wave * c.wave_bytes + (body * 64 + lane) * c.lane_bytes);
     uint32_t wide = 0;
     UNROLL for (int step = 0; step < 2; step++) {
         const int32_t block = step * 4 + (int32_t)(lane >> 4);
@@ -208,26 +208,25 @@ INLINE void shuffle_body(const struct chunk *c, int64_t body, const GLOBAL uint8
             wide |= scale_or_zero(src, stride, row, rows, block, blocks) << 8 * (step * 2 + half);
         }
     }
-    if (c->lane_bytes == MX_GFX950_WIDE_LANE_SCALES)
+    if (c.lane_bytes == MX_GFX950_WIDE_LANE_SCALES)
         to[4] = wide;
 }
 
 // A chunk of a row block whose rows lie whole in memory: gemm_rows.
-INLINE void shuffle_rows(const struct chunk *c, int64_t bodies, const GLOBAL uint8_t *src, int64_t row_scales,
-                         int32_t rows) {
-    ROLLED for (int64_t body = c->first_body + (thread_id() >> 7);
-                body < c->first_body + MX_GFX950_BODIES_PER_BLOCK && body < bodies; body += 2) {
+INLINE void shuffle_rows(struct chunk c, int64_t bodies, const GLOBAL uint8_t *src, int64_t row_scales, int32_t rows) {
+    ROLLED for (int64_t body = c.first_body + (thread_id() >> 7);
+                body < c.first_body + MX_GFX950_BODIES_PER_BLOCK && body < bodies; body += 2) {
         const int64_t left = row_scales - body * 8;
         shuffle_body(c, body, src + body * 8, row_scales, rows, left < 8 ? (int32_t)left : 8, thread_id() & 127);
     }
 }
 
 // A chunk of a row block of gemm_depth: units[] says where each body's columns are.
-INLINE void shuffle_depth(const struct chunk *c, const GLOBAL uint8_t *src, int64_t row_scales, int32_t rows) {
+INLINE void shuffle_depth(struct chunk c, const GLOBAL uint8_t *src, int64_t row_scales, int32_t rows) {
     ROLLED for (int32_t i = (int32_t)(thread_id() >> 7); i < MX_GFX950_BODIES_PER_BLOCK; i += 2) {
         const struct unit u = units[i];
         if (u.length > 0)
-            shuffle_body(c, c->first_body + i, src + u.begin / MX_BLOCK, row_scales, rows,
+            shuffle_body(c, c.first_body + i, src + u.begin / MX_BLOCK, row_scales, rows,
                          min_i32(u.length / MX_BLOCK, 8), thread_id() & 127);
     }
 }
@@ -337,7 +336,7 @@ KERNEL void mx_prepare_rows_gfx950(struct mx_rows_args args, struct mx_gfx950_pl
     const struct chunk chunk = find_chunk(&plan, block - tile_blocks);
     if (chunk.is_b) {
         const int32_t group = chunk.row_block / plan.col_tiles, col = chunk.row_block - group * plan.col_tiles;
-        shuffle_rows(&chunk, plan.bodies,
+        shuffle_rows(chunk, plan.bodies,
                      (const GLOBAL uint8_t *)args.b_scale + (group * args.n + first_col_of(&plan, col)) * row_scales,
                      row_scales, cols_of(&plan, col, args.n));
         return;
@@ -345,7 +344,7 @@ KERNEL void mx_prepare_rows_gfx950(struct mx_rows_args args, struct mx_gfx950_pl
     find_units(walk, chunk.row_block, 1);
     const struct unit u = units[0];
     if (u.length > 0 && u.group < walk.groups)
-        shuffle_rows(&chunk, plan.bodies, (const GLOBAL uint8_t *)args.a_scale + u.begin * row_scales, row_scales,
+        shuffle_rows(chunk, plan.bodies, (const GLOBAL uint8_t *)args.a_scale + u.begin * row_scales, row_scales,
                      min_i32(u.length, plan.tile_rows));
 }
 
@@ -396,6 +395,6 @@ KERNEL void mx_prepare_depth_gfx950(struct mx_depth_args args, struct mx_gfx950_
                          : args.n - first_row < plan.tile_rows ? (int32_t)(args.n - first_row)
                                                                : plan.tile_rows;
     find_units(walk, chunk.first_body, MX_GFX950_BODIES_PER_BLOCK);
-    shuffle_depth(&chunk, (const GLOBAL uint8_t *)(chunk.is_b ? args.b_scale : args.a_scale) + first_row * row_scales,
+    shuffle_depth(chunk, (const GLOBAL uint8_t *)(chunk.is_b ? args.b_scale : args.a_scale) + first_row * row_scales,
                   row_scales, rows);
 }

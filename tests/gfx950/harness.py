@@ -65,8 +65,11 @@ class Plan(ctypes.Structure):
     _fields_ = (
         [("workspace", ctypes.c_void_p)]
         + [(n, ctypes.c_int64) for n in ("a_scale", "b_scale", "bytes", "bodies")]
-        + [(n, ctypes.c_int32) for n in ("tile_rows", "tile_cols", "wide_tiles", "b_lane_scales", "row_tiles", "col_tiles", "a_chunks", "b_chunks",
-                                         "blocks", "prepare_blocks")]
+        + [
+            (n, ctypes.c_int32)
+            for n in ("tile_rows", "tile_cols", "wide_tiles", "b_lane_scales", "row_tiles", "col_tiles", "a_chunks",
+                      "b_chunks", "blocks", "prepare_blocks")
+        ]
     )  # fmt: skip
 
 
@@ -121,6 +124,23 @@ def kernel_names(op: str) -> list[str]:
     return names
 
 
+def sizes(op: str, rows: int, cols: int, depth: int, groups: int, bf16: bool = True, add: bool = False):
+    """Arguments that have sizes only, as far as plans and choices look."""
+    if op == "rows":
+        return Rows(m=rows, n=cols, k=depth, groups=groups, out_type=not bf16)
+    return Depth(n=rows, k=cols, depth=depth, groups=groups, out_type=not bf16, accumulate=add)
+
+
+def chosen(op: str, args: ctypes.Structure) -> str:
+    return kernel_names(op)[getattr(host(), f"choose_{op}")(ctypes.byref(args))]
+
+
+def planned(op: str, tile_rows: int, tile_cols: int, **of: int) -> Plan:
+    plan = Plan()
+    getattr(host(), f"plan_{op}")(ctypes.byref(sizes(op, **of)), None, tile_rows, tile_cols, ctypes.byref(plan))
+    return plan
+
+
 def call(
     op: str,
     args: ctypes.Structure,
@@ -134,7 +154,7 @@ def call(
     """
     lib = host()
     if kernel is None:
-        kernel = kernel_names(op)[getattr(lib, f"choose_{op}")(ctypes.byref(args))]
+        kernel = chosen(op, args)
     if tile:
         kernel = re.sub(r"gfx950_\d+x\d+", f"gfx950_{tile}", kernel)
     rows, cols = map(int, re.search(r"gfx950_(\d+)x(\d+)", kernel).groups())

@@ -14,20 +14,22 @@ import pytest
 import reference as ref
 import torch
 from emulator import counter, library, set_option
-from harness import gemm_depth, gemm_rows, kernel_names
+from harness import gemm_depth, gemm_rows, kernel_names, planned
 from inputs import Operand, offs_of, quantizer_layout, random_operand
 
 CPU = torch.device("cpu")
 BF16, F32 = torch.bfloat16, torch.float32
 
 
-def tiles(op):
-    """The tiles of a table: "256x320" has tiles of 256x256 as well."""
-    return sorted({re.search(r"gfx950_(\d+x\d+)", name)[1] for name in kernel_names(op)})
+def tiles(op, suffix=""):
+    """The tiles of a table's kernels whose name ends so; "256x320" has tiles of 256x256 as well."""
+    return sorted({re.search(r"gfx950_(\d+x\d+)", name)[1] for name in kernel_names(op) if name.endswith(suffix)})
 
 
 every_rows_tile = pytest.mark.parametrize("tile", tiles("rows"))
 every_depth_tile = pytest.mark.parametrize("tile", tiles("depth"))
+any_rows_tile = pytest.mark.parametrize("tile", tiles("rows", "any"))  # those that take every output
+any_depth_tile = pytest.mark.parametrize("tile", tiles("depth", "any"))
 
 
 def codes(t: torch.Tensor) -> torch.Tensor:
@@ -113,9 +115,10 @@ OWN = [  # lengths, n, k, columns past the last group
 ]
 
 
+@any_depth_tile
 @pytest.mark.parametrize(("lengths", "n", "k", "tail"), OWN, ids=str)
-def test_depth_own_layout(lengths, n, k, tail):
-    check_depth(own_case(lengths, n, k, tail), n, k)
+def test_depth_own_layout(lengths, n, k, tail, tile):
+    check_depth(own_case(lengths, n, k, tail), n, k, tile=tile)
 
 
 PLAIN = [
@@ -127,12 +130,14 @@ PLAIN = [
 ]
 
 
+@any_depth_tile
 @pytest.mark.parametrize(("blocks", "n", "k", "tail"), PLAIN, ids=str)
-def test_depth_plain_layout(blocks, n, k, tail):
+def test_depth_plain_layout(blocks, n, k, tail, tile):
     """Starts at any multiple of 32; NaN in the padding needs no clearing here."""
-    check_depth(plain_case(blocks, n, k, tail), n, k, plain=True)
+    check_depth(plain_case(blocks, n, k, tail), n, k, plain=True, tile=tile)
 
 
+@any_depth_tile
 @pytest.mark.parametrize("layout", ["own", "plain"])
 @pytest.mark.parametrize(("dtype", "add"), [(BF16, False), (F32, False), (F32, True)], ids=["bf16", "f32", "add"])
 @pytest.mark.parametrize(
@@ -140,10 +145,10 @@ def test_depth_plain_layout(blocks, n, k, tail):
     [(40, 264, 0), (33, 257, 0), (7, 5, 0), (20, 64, 4), (260, 30, 8)],
     ids=["wide", "odd", "tiny", "base", "even"],
 )
-def test_depth_outputs(layout, dtype, add, n, k, shift):
+def test_depth_outputs(layout, dtype, add, n, k, shift, tile):
     """Every way to write, tails of rows and columns, bases that are not 16-byte aligned; nothing around is touched."""
     case = own_case([130, 0, 40], n, k, 20) if layout == "own" else plain_case([3, 0, 1], n, k, 32)
-    check_depth(case, n, k, dtype, add, layout == "plain", shift)
+    check_depth(case, n, k, dtype, add, layout == "plain", shift, tile)
 
 
 def test_depth_bf16_at_odd_halfwords():
@@ -202,8 +207,6 @@ def test_depth_nothing_to_contract():
 # ----------------------------------------------------------------------------------------------------- gemm_rows
 
 
-
-
 @every_rows_tile
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_whole_tile(seed, tile):
@@ -229,13 +232,13 @@ ROWS = [  # lengths, n, k, rows past the last group
 ]
 
 
-@every_rows_tile
+@any_rows_tile
 @pytest.mark.parametrize(("lengths", "n", "k", "tail"), ROWS, ids=str)
 def test_rows(lengths, n, k, tail, tile):
     check_rows(lengths, n, k, tail, tile=tile)
 
 
-@every_rows_tile
+@any_rows_tile
 @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])
 @pytest.mark.parametrize(
@@ -276,6 +279,35 @@ def test_rows_no_tokens():
     a = Operand(torch.empty(0, 64, dtype=torch.uint8), torch.empty(0, 2, dtype=torch.uint8))
     got = gemm_rows(a, random_operand((3, 24, 64), "finite", 2, CPU), offs_of([0, 0, 0]))
     assert got.shape == (0, 24)
+
+
+# ------------------------------------------------------------------------------------------------ 320 and 256 columns
+
+
+WIDE = [320, 312, 264, 256, 8, 576, 640, 584, 904, 1280, 1288]  # columns: all ways to end in a tile of either width
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])
+@pytest.mark.parametrize("n", WIDE)
+def test_wide_rows(n, dtype):
+    check_rows([30, 0, 257, 1], n, 96 if n % 64 else 352, 9, dtype, tile="256x320")
+
+
+@pytest.mark.parametrize("layout", ["own", "plain"])
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])
+@pytest.mark.parametrize("k", WIDE[:7])
+def test_wide_depth(k, dtype, layout):
+    case = own_case([130, 0, 40, 1], 33, k, 20) if layout == "own" else plain_case([9, 0, 1], 33, k, 32)
+    check_depth(case, 33, k, dtype, plain=layout == "plain", tile="256x320")
+
+
+@pytest.mark.parametrize("op", ["rows", "depth"])
+@pytest.mark.parametrize("cols", range(768, 3200, 64))
+def test_columns_without_waste(op, cols):
+    """320 and 256 cover every multiple of 64 from 768 up."""
+    plan = planned(op, 256, 320, rows=1024, cols=cols, depth=1024, groups=4)
+    assert plan.tile_cols == 256
+    assert 320 * plan.wide_tiles + 256 * (plan.col_tiles - plan.wide_tiles) == cols
 
 
 # ----------------------------------------------------------------------------------------------- both readings, bits
@@ -330,10 +362,11 @@ def test_every_kernel_of_the_tables():
 
 
 def test_several_tiles_both_ways():
-    """3 x 3 tiles a group, so that the 2x2 order has a last single row and column."""
-    check_depth(own_case([64, 32], 600, 520, kind="positive"), 600, 520)
-    for tile_rows in (256, 128):
-        check_rows([300, 270, 10], 520, 64, 200, kind="positive", tile=tile)
+    """3 x 3 tiles a group and more, so that the 2x2 order has a last single row and column."""
+    for tile in tiles("depth"):
+        check_depth(own_case([64, 32], 600, 840, kind="positive"), 600, 840, tile=tile)
+    for tile in tiles("rows"):
+        check_rows([300, 270, 10], 840, 64, 200, kind="positive", tile=tile)
 
 
 def test_prepare_writes_all_that_is_read():
@@ -351,14 +384,17 @@ def test_random_calls(seed):
     set_option("THREADS", 1 + seed % 2)
     groups = int(rng.integers(1, 7))
     lengths = [int(rng.choice([0, rng.integers(1, 40), rng.integers(1, 400), 128, 256])) for _ in range(groups)]
-    n, tail = int(rng.choice([rng.integers(1, 40), 8 * rng.integers(1, 40), 264])), int(rng.choice([0, 1, 300]))
+    n, tail = int(rng.choice([rng.integers(1, 40), 8 * rng.integers(1, 90), 264])), int(rng.choice([0, 1, 300]))
     dtype = (BF16, F32)[int(rng.integers(2))]
+    shift = int(rng.choice([0, 4]))
     if seed % 2:
-        k = int(rng.choice([rng.integers(1, 40), 8 * rng.integers(1, 40)]))
+        k = int(rng.choice([rng.integers(1, 40), 8 * rng.integers(1, 90)]))
         add, plain = bool(rng.integers(2)), bool(rng.integers(2))
         case = plain_case([x // 32 for x in lengths], n, k, tail // 32 * 32) if plain else own_case(lengths, n, k, tail)
-        check_depth(case, n, k, dtype, add, plain, shift=int(rng.choice([0, 4])))
+        tile = rng.choice(tiles("depth", "any" if k % 8 or shift or add else ""))
+        check_depth(case, n, k, dtype, add, plain, shift, tile)
     else:
         k = 32 * int(rng.choice([1, 2, 3, 5, 8, 11, 16, 20]))
-        check_rows(lengths, n, k, tail, dtype, bool(rng.integers(2)), shift=int(rng.choice([0, 4])),
-                   tile_rows=int(rng.choice([128, 256])))  # fmt: skip
+        bias = bool(rng.integers(2))
+        tile = rng.choice(tiles("rows", "any" if n % 8 or shift or bias else ""))
+        check_rows(lengths, n, k, tail, dtype, bias, shift=shift, tile=tile)
