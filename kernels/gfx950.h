@@ -38,8 +38,6 @@ enum {
 // any output and bias. The others need rows of whole 8 elements, a 16-byte aligned output and no bias. Tiles of 256x320
 // come with tiles of 256x256 in one kernel, as many of each as cover the columns best (mx_gfx950_wide_tiles).
 #define MX_GFX950_ROWS_KERNELS(X)                                                                                      \
-    X(mx_gemm_rows_gfx950_256x320_bf16, 256, 320, MX_BF16, 0, 0)                                                       \
-    X(mx_gemm_rows_gfx950_256x320_f32, 256, 320, MX_F32, 0, 0)                                                         \
     X(mx_gemm_rows_gfx950_256x256_bf16, 256, 256, MX_BF16, 0, 0)                                                       \
     X(mx_gemm_rows_gfx950_256x256_bf16_any, 256, 256, MX_BF16, 0, 1)                                                   \
     X(mx_gemm_rows_gfx950_256x256_f32, 256, 256, MX_F32, 0, 0)                                                         \
@@ -55,10 +53,10 @@ enum {
     X(mx_gemm_rows_gfx950_128x128_bf16, 128, 128, MX_BF16, 0, 0)                                                       \
     X(mx_gemm_rows_gfx950_128x128_bf16_any, 128, 128, MX_BF16, 0, 1)                                                   \
     X(mx_gemm_rows_gfx950_128x128_f32, 128, 128, MX_F32, 0, 0)                                                         \
-    X(mx_gemm_rows_gfx950_128x128_f32_any, 128, 128, MX_F32, 0, 1)
+    X(mx_gemm_rows_gfx950_128x128_f32_any, 128, 128, MX_F32, 0, 1)                                                     \
+    X(mx_gemm_rows_gfx950_256x320_bf16, 256, 320, MX_BF16, 0, 0)                                                       \
+    X(mx_gemm_rows_gfx950_256x320_f32, 256, 320, MX_F32, 0, 0)
 #define MX_GFX950_DEPTH_KERNELS(X)                                                                                     \
-    X(mx_gemm_depth_gfx950_256x320_bf16, 256, 320, MX_BF16, 0, 0)                                                      \
-    X(mx_gemm_depth_gfx950_256x320_f32, 256, 320, MX_F32, 0, 0)                                                        \
     X(mx_gemm_depth_gfx950_256x256_bf16, 256, 256, MX_BF16, 0, 0)                                                      \
     X(mx_gemm_depth_gfx950_256x256_bf16_any, 256, 256, MX_BF16, 0, 1)                                                  \
     X(mx_gemm_depth_gfx950_256x256_f32, 256, 256, MX_F32, 0, 0)                                                        \
@@ -68,7 +66,9 @@ enum {
     X(mx_gemm_depth_gfx950_128x128_bf16_any, 128, 128, MX_BF16, 0, 1)                                                  \
     X(mx_gemm_depth_gfx950_128x128_f32, 128, 128, MX_F32, 0, 0)                                                        \
     X(mx_gemm_depth_gfx950_128x128_f32_any, 128, 128, MX_F32, 0, 1)                                                    \
-    X(mx_gemm_depth_gfx950_128x128_add, 128, 128, MX_F32, 1, 1)
+    X(mx_gemm_depth_gfx950_128x128_add, 128, 128, MX_F32, 1, 1)                                                        \
+    X(mx_gemm_depth_gfx950_256x320_bf16, 256, 320, MX_BF16, 0, 0)                                                      \
+    X(mx_gemm_depth_gfx950_256x320_f32, 256, 320, MX_F32, 0, 0)
 
 // A buffer resource, as the hardware takes it: 48 bits of address, size in bytes, type.
 struct mx_gfx950_buffer {
@@ -187,32 +187,36 @@ struct mx_gfx950_kernel {
 
 static inline int mx_gfx950_needs_any(int64_t cols, const void *out) { return cols % 8 != 0 || ((uintptr_t)out & 15); }
 
-// Cycles of `products` products of [rows][depth] and [cols][depth] in tiles of a kernel: rounds of one tile a CU. Rows
-// are cut into `groups` groups (0: whole), each with a last tile that is half empty on average.
-static inline int64_t mx_gfx950_cycles(const struct mx_gfx950_kernel *kernel, int64_t products, int64_t rows,
-                                       int64_t groups, int64_t cols, int64_t depth) {
-    const int64_t bodies = mx_gfx950_div_up(depth, MX_GFX950_BODY);
+// `products` products of [rows][depth] and [cols][depth]; the rows are cut into `groups` groups, 0: not at all.
+struct mx_gfx950_problem {
+    int64_t products, rows, groups, cols, depth;
+};
+
+// Cycles of a problem in tiles of a kernel: rounds of one tile a CU. A group's last tile is half empty on average.
+static inline int64_t mx_gfx950_cycles(struct mx_gfx950_problem problem, int32_t tile_rows, int32_t tile_cols) {
+    const int64_t bodies = mx_gfx950_div_up(problem.depth, MX_GFX950_BODY);
     struct mx_gfx950_plan plan;
-    mx_gfx950_plan_cols(&plan, cols, kernel->tile_cols);
-    int64_t row_tiles = mx_gfx950_div_up(rows, kernel->tile_rows);
-    if (groups)
-        row_tiles = mx_gfx950_max(mx_gfx950_min(rows, groups), rows / kernel->tile_rows + groups / 2);
-    const int64_t narrow = plan.col_tiles - plan.wide_tiles, tiles = products * row_tiles * plan.col_tiles;
-    const int64_t strip = plan.wide_tiles * mx_gfx950_tile_cycles(kernel->tile_rows, 320, bodies) +
-                          narrow * mx_gfx950_tile_cycles(kernel->tile_rows, plan.tile_cols, bodies);
-    return mx_gfx950_div_up(tiles, MX_GFX950_CUS) * strip / mx_gfx950_max(plan.col_tiles, 1);
+    mx_gfx950_plan_cols(&plan, problem.cols, tile_cols);
+    int64_t row_tiles = mx_gfx950_div_up(problem.rows, tile_rows);
+    if (problem.groups)
+        row_tiles =
+            mx_gfx950_max(mx_gfx950_min(problem.rows, problem.groups), problem.rows / tile_rows + problem.groups / 2);
+    const int64_t tiles = problem.products * row_tiles * plan.col_tiles;
+    const int64_t all_cols =
+        plan.wide_tiles * mx_gfx950_tile_cycles(tile_rows, 320, bodies) +
+        (plan.col_tiles - plan.wide_tiles) * mx_gfx950_tile_cycles(tile_rows, plan.tile_cols, bodies);
+    return mx_gfx950_div_up(tiles, MX_GFX950_CUS) * all_cols / mx_gfx950_max(plan.col_tiles, 1);
 }
 
 // The kernel that writes such an output in the fewest cycles; the first such line of the table among equals.
-static inline int mx_gfx950_choose(const struct mx_gfx950_kernel *kernels, int count, int32_t type, int add, int any,
-                                   int64_t products, int64_t rows, int64_t groups, int64_t cols, int64_t depth) {
+static inline int mx_gfx950_choose(const struct mx_gfx950_kernel *kernels, int count, struct mx_gfx950_problem problem,
+                                   int32_t type, int add, int any) {
     int best = -1;
     int64_t least = 0;
     for (int i = 0; i < count; i++) {
-        const struct mx_gfx950_kernel *kernel = &kernels[i];
-        if (kernel->type != type || kernel->add != add || (any && !kernel->any) || (!any && !add && kernel->any))
+        if (kernels[i].type != type || kernels[i].add != add || kernels[i].any != (add || any))
             continue;
-        const int64_t cycles = mx_gfx950_cycles(kernel, products, rows, groups, cols, depth);
+        const int64_t cycles = mx_gfx950_cycles(problem, kernels[i].tile_rows, kernels[i].tile_cols);
         if (best < 0 || cycles < least)
             best = i, least = cycles;
     }
@@ -222,14 +226,15 @@ static inline int mx_gfx950_choose(const struct mx_gfx950_kernel *kernels, int c
 // The kernel of a call: an index into MX_GFX950_ROWS_KERNELS or MX_GFX950_DEPTH_KERNELS. The tile follows from sizes.
 static inline int mx_gfx950_choose_rows(const struct mx_rows_args *args) {
     static const struct mx_gfx950_kernel kernels[] = {MX_GFX950_ROWS_KERNELS(MX_GFX950_KERNEL_LINE)};
-    return mx_gfx950_choose(kernels, sizeof kernels / sizeof *kernels, args->out_type, 0,
-                            args->bias || mx_gfx950_needs_any(args->n, args->out), 1, args->m, args->groups, args->n,
-                            args->k);
+    const struct mx_gfx950_problem problem = {1, args->m, args->groups, args->n, args->k};
+    return mx_gfx950_choose(kernels, sizeof kernels / sizeof *kernels, problem, args->out_type, 0,
+                            args->bias || mx_gfx950_needs_any(args->n, args->out));
 }
 
 static inline int mx_gfx950_choose_depth(const struct mx_depth_args *args) {
     static const struct mx_gfx950_kernel kernels[] = {MX_GFX950_DEPTH_KERNELS(MX_GFX950_KERNEL_LINE)};
-    return mx_gfx950_choose(kernels, sizeof kernels / sizeof *kernels, args->out_type, args->accumulate,
-                            mx_gfx950_needs_any(args->k, args->out), args->groups, args->n, 0, args->k,
-                            args->groups ? args->depth / args->groups : 0);
+    const struct mx_gfx950_problem problem = {args->groups, args->n, 0, args->k,
+                                              args->depth / mx_gfx950_max(args->groups, 1)};
+    return mx_gfx950_choose(kernels, sizeof kernels / sizeof *kernels, problem, args->out_type, args->accumulate,
+                            mx_gfx950_needs_any(args->k, args->out));
 }

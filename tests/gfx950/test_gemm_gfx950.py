@@ -14,7 +14,7 @@ import pytest
 import reference as ref
 import torch
 from emulator import counter, library, set_option
-from harness import gemm_depth, gemm_rows, kernel_names, planned
+from harness import chosen, gemm_depth, gemm_rows, kernel_names, planned, sizes
 from inputs import Operand, offs_of, quantizer_layout, random_operand
 
 CPU = torch.device("cpu")
@@ -279,6 +279,52 @@ def test_rows_no_tokens():
     a = Operand(torch.empty(0, 64, dtype=torch.uint8), torch.empty(0, 2, dtype=torch.uint8))
     got = gemm_rows(a, random_operand((3, 24, 64), "finite", 2, CPU), offs_of([0, 0, 0]))
     assert got.shape == (0, 24)
+
+
+# ------------------------------------------------------------------------------------------------------- the choice
+
+
+@pytest.mark.parametrize(
+    ("op", "rows", "cols", "depth", "groups", "tile"),
+    [
+        ("rows", 65536, 1408, 2048, 64, "256x320"),  # 2 x 320 + 3 x 256
+        ("rows", 98304, 2880, 2880, 32, "256x320"),  # 9 x 320
+        ("rows", 131072, 7168, 2048, 32, "256x320"),
+        ("rows", 16384, 256, 7168, 8, "128x256"),  # 68 tiles of 256 rows would leave most CUs without one
+        ("rows", 4096, 2048, 7168, 64, "128x256"),  # 64 tokens a group
+        ("rows", 64, 2048, 7168, 8, "128x128"),  # few tiles: smaller ones reach more CUs
+        ("rows", 62000, 128, 7168, 8, "256x128"),
+        ("rows", 300, 100, 512, 4, "128x128"),
+        ("depth", 2048, 7168, 131072, 32, "256x320"),
+        ("depth", 2048, 1024, 131072, 32, "256x256"),
+        ("depth", 512, 512, 4096, 4, "128x128"),
+    ],
+)
+def test_choice_of_tile(op, rows, cols, depth, groups, tile):
+    assert f"_{tile}_" in chosen(op, sizes(op, rows, cols, depth, groups))
+
+
+def test_choice_fits_the_output():
+    """Of sizes of every kind there is a kernel; its type, addition and alignment are those asked for."""
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        rows, cols, depth, groups = (int(2 ** rng.uniform(0, 17)) for _ in range(4))
+        for bf16 in (True, False):
+            name = chosen("rows", sizes("rows", rows, cols, depth, groups, bf16))
+            assert name.endswith(("bf16" if bf16 else "f32") + ("_any" if cols % 8 else "")), (name, cols)
+            name = chosen("depth", sizes("depth", rows, cols, depth, groups, bf16))
+            assert name.endswith(("bf16" if bf16 else "f32") + ("_any" if cols % 8 else "")), (name, cols)
+        assert chosen("depth", sizes("depth", rows, cols, depth, groups, bf16=False, add=True)).endswith("_add")
+
+
+def test_same_bits_in_every_tile():
+    a, b, offs = rows_case([300, 20], 640, 352)
+    rows = [gemm_rows(a, b, offs, tile=tile) for tile in tiles("rows")]
+    a, b, offs = own_case([300, 20], 264, 640)
+    depth = [gemm_depth(a, b, offs, tile=tile) for tile in tiles("depth")]
+    for got in (rows, depth):
+        for other in got[1:]:
+            ref.assert_same_bits(other, got[0])
 
 
 # ------------------------------------------------------------------------------------------------ 320 and 256 columns
