@@ -321,9 +321,12 @@ INLINE void store_zeros(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gf
                         int64_t stride) {
     const uint32_t size = type_bytes(to.type), lane = thread_id() & 63;
     const uint32_t unit = to.any ? size : 16, end = (uint32_t)extent.cols * size;
-    ROLLED for (int32_t row = (int32_t)(thread_id() >> 6); row < extent.rows; row += 4) {
+    ROLLED for (int32_t row = (int32_t)uniform(thread_id() >> 6); row < extent.rows; row += 4) {
         GLOBAL char *out = (GLOBAL char *)tile->out + row * stride * size;
-        ROLLED for (uint32_t at = lane * unit; at < end; at += 64 * unit) {
+        ROLLED for (uint32_t first = 0; first < end; first += 64 * unit) { // the same turns in all lanes
+            const uint32_t at = first + lane * unit;
+            if (at >= end)
+                continue;
             if (!to.any)
                 *(GLOBAL u32x4 *)(out + at) = (u32x4){};
             else if (to.type == MX_BF16)
@@ -414,9 +417,14 @@ INLINE void store_direct(const CONSTANT struct mx_gfx950_tile *tile, struct mx_g
     }
 }
 
-// The other kernels: through LDS, of which each wave has a part to itself. 64 rows at a time, or 32 where LDS is short:
-// the wave's rows of a half of A, or half of them, and its columns, 64 a half of B, as float32. 16-byte chunk c of row
-// R is at c ^ (R & 3 | R >> 1 & 4), which makes both directions free of bank conflicts.
+// The other kernels: through LDS, of which each wave has a part to itself. It holds float32 of a strip of the wave's
+// columns, its 64 a half of B or its 32 past column 256, and of 64 rows at a time, those of a half of A, or half as
+// many where LDS is short. 16-byte chunk c of row R is at c ^ staged_key(R), which makes both directions free of bank
+// conflicts: rows are 512, 256 or 128 bytes.
+INLINE uint32_t staged_key(uint32_t row, uint32_t row_bytes) {
+    return (row_bytes == 128 ? row >> 1 & 1 : row & 3) | (row >> 1 & 4);
+}
+
 enum { PIECES_AT_ONCE = 4 }; // of a lane: what is added to is read before any of them is written
 
 // What a lane does of the staged rows: a piece of 8 columns in every `step`-th row.
@@ -433,7 +441,7 @@ struct staged {
 // LDS place of a half of the piece in the i-th row from the one at `place`, a multiple of PIECES_AT_ONCE from `row`:
 // the rows' key differs in one bit.
 INLINE uint32_t staged_place(const struct staged *s, uint32_t place, uint32_t i, uint32_t half) {
-    const uint32_t key = s->step == 4 ? i >> 1 & 1 : i & 1;
+    const uint32_t key = s->step == 4 ? i >> 1 & 1 : s->step == 8 ? i & 1 : 0;
     return (place ^ key << 6 ^ half << 4) + i * s->step * s->row_bytes;
 }
 
@@ -486,45 +494,65 @@ INLINE void store_rest(GLOBAL char *out, struct output to, const struct staged *
     }
 }
 
-INLINE void store_staged(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent, struct shape shape,
-                         struct output to, int64_t stride, struct sums sums, uint32_t wave, uint32_t lane) {
-    const uint32_t pieces = 8 * (uint32_t)shape.b_halves, size = type_bytes(to.type), piece = lane % pieces;
-    const int pairs = shape.a_halves < shape.b_halves ? 1 : 2; // fragment pairs, of 32 rows, at a time
+// Rows of half `first / 2` of A, `pairs` of its two fragment pairs from `first % 2`, from the accumulators to LDS.
+INLINE void stage(struct sums sums, struct shape shape, bool extra, int first, int pairs, const uint32_t to[2],
+                  uint32_t row_bytes) {
+    UNROLL for (int i = 0; i < 2 * pairs; i++) {
+        const int fragment = (first & 1) * 2 + i;
+        const uint32_t row = (uint32_t)((i >> 1) * 32 + (i & 1) * 4) * row_bytes;
+        KEEP_ORDER();
+        UNROLL for (int j = 0; extra && j < 2; j++) * (LDS f32x4 *)(to[j] + row) =
+            sums.extra[(first >> 1) * 2 + j][fragment];
+        UNROLL for (int j = 0; !extra && j < 4 * shape.b_halves; j++) *
+            (LDS f32x4 *)(to[j & 1] + row + (j >> 1) * 128) =
+            sums.quadrant[(first >> 1) * shape.b_halves + (j >> 2)][fragment][j & 3];
+    }
+    KEEP_ORDER();
+}
+
+// One strip.
+INLINE void store_strip(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent, struct shape shape,
+                        struct output to, int64_t stride, struct sums sums, uint32_t wave, uint32_t lane, bool extra) {
+    const uint32_t halves = (uint32_t)shape.b_halves, pieces = extra ? 4 : 8 * halves, size = type_bytes(to.type);
+    const int pairs = shape.a_halves < shape.b_halves ? 1 : 2;
+    const uint32_t mine = wave * (uint32_t)pairs * 32 * halves * 256, r = lane & 15, piece = lane % pieces;
     struct staged s = {.row_bytes = pieces * 32,
                        .step = 64 / pieces,
                        .stride_bytes = (uint32_t)stride * size,
                        .row = lane / pieces,
-                       .col = (int32_t)((wave & 1) * 64 + (piece >> 3) * 128 + (piece & 7) * 8),
                        .first = (int32_t)(wave >> 1) * 64};
+    s.col =
+        (int32_t)(extra ? 256 + (wave & 1) * 32 + piece * 8 : (wave & 1) * 64 + (piece >> 3) * 128 + (piece & 7) * 8);
     s.out = output_buffer(tile, extent, s.stride_bytes, size);
     s.left = extent.cols - s.col;
     s.bias_row = make_buffer((const GLOBAL void *)tile->bias, tile->bias ? (uint32_t)extent.cols * 4 : 0);
     if (to.bias)
         s.bias = join(load_f32x4(s.bias_row, (uint32_t)s.col * 4), load_f32x4(s.bias_row, (uint32_t)s.col * 4 + 16));
-    const uint32_t mine = wave * (uint32_t)pairs * 32 * s.row_bytes, r = lane & 15;
-    s.place = mine + s.row * s.row_bytes + (piece * 32 ^ (s.row & 3) << 4);
+    s.place = mine + s.row * s.row_bytes + (piece * 32 ^ staged_key(s.row, s.row_bytes) << 4);
     s.at = ((uint32_t)s.first + s.row) * s.stride_bytes + (uint32_t)s.col * size;
-    uint32_t to_even = mine + fragment_row(r) * s.row_bytes + ((lane >> 4) * 32 ^ (r & 7) << 4);
-    uint32_t to_odd = to_even ^ 16;
-    asm volatile("" : "+v"(to_even), "+v"(to_odd)); // the rest of an LDS place is in the instruction
-    UNROLL for (int round = 0; round < 2 * shape.a_halves; round += pairs) {
-        UNROLL for (int i = 0; i < 2 * pairs; i++) {
-            KEEP_ORDER();
-            UNROLL for (int j = 0; j < 4 * shape.b_halves; j++) {
-                const uint32_t row = (uint32_t)((i >> 1) * 32 + (i & 1) * 4), chunk = (uint32_t)(j >> 1) * 8;
-                *(LDS f32x4 *)((j & 1 ? to_odd : to_even) + row * s.row_bytes + chunk * 16) =
-                    sums.quadrant[(round >> 1) * shape.b_halves + (j >> 2)][(round & 1) * 2 + i][j & 3];
-            }
+    const uint32_t row = fragment_row(r), chunk = (lane >> 4) * 32 ^ staged_key(row, s.row_bytes) << 4;
+    uint32_t places[2] = {mine + row * s.row_bytes + chunk, mine + row * s.row_bytes + (chunk ^ 16)};
+    asm volatile("" : "+v"(places[0]), "+v"(places[1])); // the rest of an LDS place is in the instruction
+    ROLLED for (int round = 0; round < 2 * shape.a_halves; round += pairs) {
+        UNROLL for (int which = 0; which < 2 * shape.a_halves; which += pairs) {
+            if (which == round)
+                stage(sums, shape, extra, which, pairs, places, s.row_bytes);
         }
-        KEEP_ORDER();
         s.end = extent.rows - s.first < pairs * 32 ? extent.rows - s.first : pairs * 32;
         store_pieces((GLOBAL char *)tile->out, to, &s);
         store_rest((GLOBAL char *)tile->out, to, &s);
         KEEP_ORDER();
-        const int32_t rows = pairs == 1 && !(round & 1) ? 32 : 128 - 32 * (round & 1);
+        const int32_t rows = pairs == 1 ? 32 : 128; // two pairs are a half; one is used with one half only
         s.first += rows;
         s.at += (uint32_t)rows * s.stride_bytes;
     }
+}
+
+INLINE void store_staged(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent, struct shape shape,
+                         struct output to, int64_t stride, struct sums sums, uint32_t wave, uint32_t lane) {
+    store_strip(tile, extent, shape, to, stride, sums, wave, lane, false);
+    if (shape.extra)
+        store_strip(tile, extent, shape, to, stride, sums, wave, lane, true);
 }
 
 // ---- one tile ----
@@ -569,15 +597,16 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
     uint32_t sx = shape.extra ? __builtin_amdgcn_raw_buffer_load_b32(b_scales, b_scale_at + 16, 0, 0) : 0;
 
     const int a_bytes = shape.a_halves * 2 * TILE_BUFFER_BYTES, b_bytes = shape.b_halves * 2 * TILE_BUFFER_BYTES;
-    uint64_t half_zero = 0; // two of these are two instructions
-    asm volatile("" : "+v"(half_zero));
-    const u64x2 zero = half_zero;
+    uint64_t zeros[2] = {}; // two instructions
+    asm volatile("" : "+v"(zeros[0]));
+    asm volatile("" : "+v"(zeros[1]));
+    const u64x2 zero = {zeros[0], zeros[1]};
     if (extent.depth < MX_GFX950_BODY) {
         const uint32_t all = (uint32_t)(a_bytes + b_bytes) + (shape.extra ? 4 * EXTRA_BUFFER_BYTES : 0);
-        ROLLED for (uint32_t done = 0; done < all; done += 4 * 4096) {
+        ROLLED for (uint32_t done = 0; done < all; done += MX_GFX950_THREADS * 16) {
             uint32_t place = done + thread_id() * 16;
             asm volatile("" : "+v"(place)); // not an earlier place and a larger offset: LDS addresses do not wrap
-            UNROLL for (uint32_t i = 0; i < 4; i++) { *(LDS u64x2 *)(place + i * 4096) = zero; }
+            *(LDS u64x2 *)place = zero;
         }
         WAIT_ALL_WAVES(63);
     }
@@ -592,6 +621,14 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
         FILL_EXTRA(x10, first_at, 1);
     if (a_two)
         FILL_ALL(a10, a_half1, first_at);
+    const uint32_t r = lane & 15, group = lane >> 4, swizzle = r & 7;
+    const uint32_t low = r * STEP + ((group ^ swizzle) << 4), high = low ^ 64;
+    const uint32_t a_low = wm * 8192 + low, a_high = wm * 8192 + high;
+    uint32_t b_low = (uint32_t)a_bytes + wn * 8192 + low, b_high = (uint32_t)a_bytes + wn * 8192 + high;
+    uint32_t x_low = (uint32_t)(a_bytes + b_bytes) + wn * 2048 + low, x_high = x_low - low + high;
+    asm volatile("" : "+v"(b_low), "+v"(b_high));
+    if (shape.extra)
+        asm volatile("" : "+v"(x_low), "+v"(x_high));
     position += STEP;
     SET_OFFSETS(at);
     FILL_ALL(a01, a_half0, at);
@@ -605,14 +642,6 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
     if (a_two)
         FILL_ALL(a11, a_half1, at);
 
-    const uint32_t r = lane & 15, group = lane >> 4, swizzle = r & 7;
-    const uint32_t low = r * STEP + ((group ^ swizzle) << 4), high = low ^ 64;
-    const uint32_t a_low = wm * 8192 + low, a_high = wm * 8192 + high;
-    uint32_t b_low = (uint32_t)a_bytes + wn * 8192 + low, b_high = (uint32_t)a_bytes + wn * 8192 + high;
-    uint32_t x_low = (uint32_t)(a_bytes + b_bytes) + wn * 2048 + low, x_high = x_low - low + high;
-    asm volatile("" : "+v"(b_low), "+v"(b_high));
-    if (shape.extra)
-        asm volatile("" : "+v"(x_low), "+v"(x_high));
     KEEP_ORDER();
 
     f32x4 c[4][4][4], cx[4][4];

@@ -55,7 +55,9 @@ enum {
     X(mx_gemm_rows_gfx950_128x128_f32, 128, 128, MX_F32, 0, 0)                                                         \
     X(mx_gemm_rows_gfx950_128x128_f32_any, 128, 128, MX_F32, 0, 1)                                                     \
     X(mx_gemm_rows_gfx950_256x320_bf16, 256, 320, MX_BF16, 0, 0)                                                       \
-    X(mx_gemm_rows_gfx950_256x320_f32, 256, 320, MX_F32, 0, 0)
+    X(mx_gemm_rows_gfx950_256x320_bf16_any, 256, 320, MX_BF16, 0, 1)                                                   \
+    X(mx_gemm_rows_gfx950_256x320_f32, 256, 320, MX_F32, 0, 0)                                                         \
+    X(mx_gemm_rows_gfx950_256x320_f32_any, 256, 320, MX_F32, 0, 1)
 #define MX_GFX950_DEPTH_KERNELS(X)                                                                                     \
     X(mx_gemm_depth_gfx950_256x256_bf16, 256, 256, MX_BF16, 0, 0)                                                      \
     X(mx_gemm_depth_gfx950_256x256_bf16_any, 256, 256, MX_BF16, 0, 1)                                                  \
@@ -68,7 +70,10 @@ enum {
     X(mx_gemm_depth_gfx950_128x128_f32_any, 128, 128, MX_F32, 0, 1)                                                    \
     X(mx_gemm_depth_gfx950_128x128_add, 128, 128, MX_F32, 1, 1)                                                        \
     X(mx_gemm_depth_gfx950_256x320_bf16, 256, 320, MX_BF16, 0, 0)                                                      \
-    X(mx_gemm_depth_gfx950_256x320_f32, 256, 320, MX_F32, 0, 0)
+    X(mx_gemm_depth_gfx950_256x320_bf16_any, 256, 320, MX_BF16, 0, 1)                                                  \
+    X(mx_gemm_depth_gfx950_256x320_f32, 256, 320, MX_F32, 0, 0)                                                        \
+    X(mx_gemm_depth_gfx950_256x320_f32_any, 256, 320, MX_F32, 0, 1)                                                    \
+    X(mx_gemm_depth_gfx950_256x320_add, 256, 320, MX_F32, 1, 1)
 
 // A buffer resource, as the hardware takes it: 48 bits of address, size in bytes, type.
 struct mx_gfx950_buffer {

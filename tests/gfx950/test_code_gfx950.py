@@ -111,7 +111,7 @@ def test_epilogue(name):
         stores = k.count_at("(buffer|global|flat)_store", body.epilogue)
         wide = k.count_at("(buffer|global)_store_dwordx4", body.epilogue)
         if name.endswith(("_any", "_add")):  # loops, which may end in what is less than a piece of 8 columns
-            assert 0 < stores - wide <= 2
+            assert 0 < stores - wide <= (2 if shape.products > 128 else 1), "one a strip"
             assert k.count_at("v_accvgpr", body.epilogue) == 0, "accumulators go straight to LDS"
             assert k.count_at("ds_write_b128", body.epilogue) == shape.products // 2
             assert k.count_at("ds_write(?!_b128)", body.epilogue) == 0

@@ -21,15 +21,13 @@ CPU = torch.device("cpu")
 BF16, F32 = torch.bfloat16, torch.float32
 
 
-def tiles(op, suffix=""):
-    """The tiles of a table's kernels whose name ends so; "256x320" has tiles of 256x256 as well."""
-    return sorted({re.search(r"gfx950_(\d+x\d+)", name)[1] for name in kernel_names(op) if name.endswith(suffix)})
+def tiles(op):
+    """The tiles of a table; "256x320" has tiles of 256x256 as well."""
+    return sorted({re.search(r"gfx950_(\d+x\d+)", name)[1] for name in kernel_names(op)})
 
 
 every_rows_tile = pytest.mark.parametrize("tile", tiles("rows"))
 every_depth_tile = pytest.mark.parametrize("tile", tiles("depth"))
-any_rows_tile = pytest.mark.parametrize("tile", tiles("rows", "any"))  # those that take every output
-any_depth_tile = pytest.mark.parametrize("tile", tiles("depth", "any"))
 
 
 def codes(t: torch.Tensor) -> torch.Tensor:
@@ -115,7 +113,7 @@ OWN = [  # lengths, n, k, columns past the last group
 ]
 
 
-@any_depth_tile
+@every_depth_tile
 @pytest.mark.parametrize(("lengths", "n", "k", "tail"), OWN, ids=str)
 def test_depth_own_layout(lengths, n, k, tail, tile):
     check_depth(own_case(lengths, n, k, tail), n, k, tile=tile)
@@ -130,14 +128,14 @@ PLAIN = [
 ]
 
 
-@any_depth_tile
+@every_depth_tile
 @pytest.mark.parametrize(("blocks", "n", "k", "tail"), PLAIN, ids=str)
 def test_depth_plain_layout(blocks, n, k, tail, tile):
     """Starts at any multiple of 32; NaN in the padding needs no clearing here."""
     check_depth(plain_case(blocks, n, k, tail), n, k, plain=True, tile=tile)
 
 
-@any_depth_tile
+@every_depth_tile
 @pytest.mark.parametrize("layout", ["own", "plain"])
 @pytest.mark.parametrize(("dtype", "add"), [(BF16, False), (F32, False), (F32, True)], ids=["bf16", "f32", "add"])
 @pytest.mark.parametrize(
@@ -232,13 +230,13 @@ ROWS = [  # lengths, n, k, rows past the last group
 ]
 
 
-@any_rows_tile
+@every_rows_tile
 @pytest.mark.parametrize(("lengths", "n", "k", "tail"), ROWS, ids=str)
 def test_rows(lengths, n, k, tail, tile):
     check_rows(lengths, n, k, tail, tile=tile)
 
 
-@any_rows_tile
+@every_rows_tile
 @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])
 @pytest.mark.parametrize(
@@ -330,21 +328,24 @@ def test_same_bits_in_every_tile():
 # ------------------------------------------------------------------------------------------------ 320 and 256 columns
 
 
-WIDE = [320, 312, 264, 256, 8, 576, 640, 584, 904, 1280, 1288]  # columns: all ways to end in a tile of either width
+# Columns: all ways to end in a tile of either width, first those of whole 8.
+WIDE = [320, 312, 264, 256, 576, 640, 904, 1288, 319, 293, 261, 577, 651]
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])
 @pytest.mark.parametrize("n", WIDE)
 def test_wide_rows(n, dtype):
-    check_rows([30, 0, 257, 1], n, 96 if n % 64 else 352, 9, dtype, tile="256x320")
+    check_rows([30, 0, 257, 1], n, 96 if n % 64 else 352, 9, dtype, bias=n % 4 == 0, tile="256x320")
+    if n % 8 == 0:
+        check_rows([30, 0, 1], n, 96, 9, dtype, tile="256x320")
 
 
 @pytest.mark.parametrize("layout", ["own", "plain"])
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])
-@pytest.mark.parametrize("k", WIDE[:7])
-def test_wide_depth(k, dtype, layout):
+@pytest.mark.parametrize(("dtype", "add"), [(BF16, False), (F32, False), (F32, True)], ids=["bf16", "f32", "add"])
+@pytest.mark.parametrize("k", [320, 576, 293, 651])
+def test_wide_depth(k, dtype, add, layout):
     case = own_case([130, 0, 40, 1], 33, k, 20) if layout == "own" else plain_case([9, 0, 1], 33, k, 32)
-    check_depth(case, 33, k, dtype, plain=layout == "plain", tile="256x320")
+    check_depth(case, 33, k, dtype, add, layout == "plain", tile="256x320")
 
 
 @pytest.mark.parametrize("op", ["rows", "depth"])
@@ -437,10 +438,10 @@ def test_random_calls(seed):
         k = int(rng.choice([rng.integers(1, 40), 8 * rng.integers(1, 90)]))
         add, plain = bool(rng.integers(2)), bool(rng.integers(2))
         case = plain_case([x // 32 for x in lengths], n, k, tail // 32 * 32) if plain else own_case(lengths, n, k, tail)
-        tile = rng.choice(tiles("depth", "any" if k % 8 or shift or add else ""))
+        tile = rng.choice(tiles("depth"))
         check_depth(case, n, k, dtype, add, plain, shift, tile)
     else:
         k = 32 * int(rng.choice([1, 2, 3, 5, 8, 11, 16, 20]))
         bias = bool(rng.integers(2))
-        tile = rng.choice(tiles("rows", "any" if n % 8 or shift or bias else ""))
+        tile = rng.choice(tiles("rows"))
         check_rows(lengths, n, k, tail, dtype, bias, shift=shift, tile=tile)
