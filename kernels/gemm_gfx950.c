@@ -10,10 +10,10 @@
 // Operands: E4M3, rows `stride` bytes apart (k of gemm_rows, depth of gemm_depth), 16-byte aligned bases, strides and
 // depths multiples of 32, stride <= MX_GFX950_MAX_DEPTH. Scales: prepare's order (gfx950.h). Output: aligned to its
 // element (`any`) or to 16 bytes with rows of whole 8 elements; rows of up to MX_GFX950_MAX_COLS elements.
-// Tails: rows past tile.rows, columns past tile.cols and the contraction past tile.depth are neither read nor written
-// here: the loads' offsets for them are out of the buffer's bounds, which makes the operand 0, and so are the stores',
-// which drops them. Should hardware not write the zeros of such a load to LDS, what stands there is zero or the tile's
-// own earlier columns of the same row, and its scales are 2^-127 on both sides.
+// Tails: rows past extent.rows, columns past extent.cols and the contraction past extent.depth are neither read nor
+// written here: the loads' offsets for them are out of the buffer's bounds, which makes the operand 0, and so are the
+// stores' or their lanes are off. Should hardware not write the zeros of such a load to LDS, what stands there is zero
+// or the tile's own earlier columns of the same row, and its scales are 2^-127 on both sides.
 //
 // Four waves, wave w = 2 * wm + wn. The tile is made of 128x128 quadrants, by `half` of A and `half` of B (128 rows or
 // columns are one half); each wave has rows wm * 64 and columns wn * 64 of each quadrant, as 4x4 fragments of 16x16, by
@@ -35,7 +35,8 @@
 //
 // Output: plain kernels store from the accumulators, 16 bytes a lane. The others stage float32 in LDS, a wave its own
 // rows, and read it back by rows, which costs LDS time but makes any alignment, bias and addition one short loop; their
-// stores of 16 bytes lie at any element. Only what is left of a row after pieces of 8 columns is stored by elements.
+// stores of 16 bytes lie at any element (HSA has the hardware take unaligned addresses). Only what is left of a row
+// after pieces of 8 columns is stored by elements.
 //
 // Sources: CDNA4 ISA, chapters 7 (matrix instructions, scales), 9 (buffer resources, fills), 11 (LDS: 64 banks).
 #include "device_gfx950.h"
@@ -353,6 +354,7 @@ INLINE float load_f32(buffer from, uint32_t at) {
 INLINE f32x4 load_f32x4(buffer from, uint32_t at) {
     return __builtin_bit_cast(f32x4, __builtin_amdgcn_raw_buffer_load_b128(from, at, 0, 0));
 }
+
 // The output rows of the tile as one buffer: rows that do not exist are past its end.
 INLINE buffer output_buffer(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent,
                             uint32_t stride_bytes, uint32_t size) {
@@ -402,7 +404,6 @@ INLINE void store_direct(const CONSTANT struct mx_gfx950_tile *tile, struct mx_g
             UNROLL for (int i = 0; i < 4 * shape.a_halves; i++) {
                 f32x4 *row = sums.quadrant[(i >> 2) * shape.b_halves + half][i & 3];
                 KEEP_ORDER();
-
                 store_piece(&d, i, skip, 0, join(row[j], row[j + 1]));
             }
         }
@@ -580,7 +581,7 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
         base + ((i & 1) * 16 + (i >> 1) * 4) * (uint32_t)stride - i * 1024;
 // Fill offsets of the step at `position`. A lane that is past the contraction's end is past it by 32 to 448 elements
 // (an even number of 32s up to the end of the body after the last), and its offset is that << 23: at least
-// MAX_BUFFER_BYTES and short of wrapping.
+// 2^28, which is past every buffer's end, and short of wrapping.
 // (The compiler knows no better than one subtraction and four shift-and-adds, so it is kept from looking for it.)
 #define SET_OFFSETS(at)                                                                                                \
     do {                                                                                                               \

@@ -193,7 +193,6 @@ INLINE void shuffle_body(struct chunk c, int64_t body, const GLOBAL uint8_t *src
                          int32_t blocks, uint32_t t) {
     const uint32_t lane = t & 63, wave = t >> 6, first = fragment_row(lane & 15);
     GLOBAL uint32_t *to = (GLOBAL uint32_t *)(c.to + wave * c.wave_bytes + (body * 64 + lane) * c.lane_bytes);
-    uint32_t wide = 0;
     UNROLL for (int step = 0; step < 2; step++) {
         const int32_t block = step * 4 + (int32_t)(lane >> 4);
         UNROLL for (int half = 0; half < 2; half++) {
@@ -204,12 +203,17 @@ INLINE void shuffle_body(struct chunk c, int64_t body, const GLOBAL uint8_t *src
                 word |= scale_or_zero(src, stride, row, rows, block, blocks) << 8 * fragment;
             }
             to[step * 2 + half] = word;
-            const int32_t row = (int32_t)(256 + wave * 32 + first) + half * 4;
-            wide |= scale_or_zero(src, stride, row, rows, block, blocks) << 8 * (step * 2 + half);
         }
     }
-    if (c.lane_bytes == MX_GFX950_WIDE_LANE_SCALES)
-        to[4] = wide;
+    if (c.lane_bytes == MX_GFX950_LANE_SCALES)
+        return;
+    uint32_t word = 0;
+    UNROLL for (int byte = 0; byte < 4; byte++) {
+        const int32_t row = (int32_t)(256 + wave * 32 + first) + (byte & 1) * 4;
+        const int32_t block = (byte >> 1) * 4 + (int32_t)(lane >> 4);
+        word |= scale_or_zero(src, stride, row, rows, block, blocks) << 8 * byte;
+    }
+    to[4] = word;
 }
 
 // A chunk of a row block whose rows lie whole in memory: gemm_rows.
