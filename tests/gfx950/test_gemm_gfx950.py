@@ -357,6 +357,16 @@ def test_columns_without_waste(op, cols):
     assert 320 * plan.wide_tiles + 256 * (plan.col_tiles - plan.wide_tiles) == cols
 
 
+def test_no_bank_conflicts_on_the_way_out():
+    """Whole tiles through LDS."""
+    library().emu_reset_counters()
+    for tile in tiles("rows"):
+        check_rows([256], int(tile[4:]), 96, bias=True, tile=tile)
+    for tile in tiles("depth"):
+        check_depth(own_case([40], 256, int(tile[4:])), 256, int(tile[4:]), add=True, tile=tile)
+    assert counter("lds_conflicts") == 0
+
+
 # ----------------------------------------------------------------------------------------------- both readings, bits
 
 
