@@ -167,14 +167,12 @@ INLINE i32x8 read_fragment(const LDS char *from, uint32_t low, uint32_t high, in
         : "+v"((c)[i])                                                                                                 \
         : "v"(x), "v"((a)[i]), "v"(x_scale), "v"(a_scale), "n"((x_byte) & 1), "n"((i) & 1), "n"((x_byte) >> 1),        \
           "n"((i) >> 1))
-#define EXTRA(c, a, x, x_byte, a_scale, x_scale, s0, s1)                                                               \
+#define EXTRA(c, a, x, x_byte, a_scale, x_scale, s0)                                                                   \
     do {                                                                                                               \
         MULTIPLY_EXTRA(c, a, x, 0, x_byte, a_scale, x_scale);                                                          \
         s0;                                                                                                            \
         KEEP_ORDER();                                                                                                  \
         MULTIPLY_EXTRA(c, a, x, 1, x_byte, a_scale, x_scale);                                                          \
-        s1;                                                                                                            \
-        KEEP_ORDER();                                                                                                  \
         MULTIPLY_EXTRA(c, a, x, 2, x_byte, a_scale, x_scale);                                                          \
         MULTIPLY_EXTRA(c, a, x, 3, x_byte, a_scale, x_scale);                                                          \
         KEEP_ORDER();                                                                                                  \
@@ -198,11 +196,11 @@ INLINE i32x8 read_fragment(const LDS char *from, uint32_t low, uint32_t high, in
         position += STEP;                                                                                              \
         SET_OFFSETS(at);                                                                                               \
         QUADRANT(c[0], a0, b0, a_scale0, b_scale0, READ_B(b1, now_b1, 0), READ_B(b1, now_b1, 1),                       \
-                 READ_B(b1, now_b1, 2), READ_B(b1, now_b1, 3), FILL(now_a0, a_half0, at, 0), NOTHING,                  \
-                 FILL(now_a0, a_half0, at, 1), NOTHING, FILL(now_a0, a_half0, at, 2), NOTHING,                         \
-                 FILL(now_a0, a_half0, at, 3), NOTHING);                                                               \
+                 READ_B(b1, now_b1, 2), READ_B(b1, now_b1, 3), FILL(now_a0, a_half0, at, 0),                           \
+                 if (shape.extra) READ_EXTRA(x1, now_x1), FILL(now_a0, a_half0, at, 1), NOTHING,                       \
+                 FILL(now_a0, a_half0, at, 2), NOTHING, FILL(now_a0, a_half0, at, 3), NOTHING);                        \
         if (shape.extra)                                                                                               \
-            EXTRA(cx[0], a0, x0, (step) * 2, a_scale0, sx, READ_EXTRA(x1, now_x1), NOTHING);                           \
+            EXTRA(cx[0], a0, x0, (step) * 2, a_scale0, sx, NOTHING);                                                   \
         WAIT(63);                                                                                                      \
         KEEP_ORDER();                                                                                                  \
         QUADRANT(c[1], a0, b1, a_scale0, b_scale1, READ_A(a1, now_a1, 0), READ_A(a1, now_a1, 1),                       \
@@ -210,7 +208,7 @@ INLINE i32x8 read_fragment(const LDS char *from, uint32_t low, uint32_t high, in
                  FILL(now_b0, b_half0, at, 1), NOTHING, FILL(now_b0, b_half0, at, 2), NOTHING,                         \
                  FILL(now_b0, b_half0, at, 3), NOTHING);                                                               \
         if (shape.extra) {                                                                                             \
-            EXTRA(cx[1], a0, x1, (step) * 2 + 1, a_scale0, sx, FILL_EXTRA(now_x0, at, 0), NOTHING);                    \
+            EXTRA(cx[1], a0, x1, (step) * 2 + 1, a_scale0, sx, FILL_EXTRA(now_x0, at, 0));                             \
             WAIT_ALL_WAVES(18);                                                                                        \
         } else {                                                                                                       \
             WAIT_ALL_WAVES(16);                                                                                        \
@@ -220,13 +218,13 @@ INLINE i32x8 read_fragment(const LDS char *from, uint32_t low, uint32_t high, in
                  FILL(now_b1, b_half1, at, 1), NOTHING, FILL(now_b1, b_half1, at, 2), NOTHING,                         \
                  FILL(now_b1, b_half1, at, 3), NOTHING);                                                               \
         if (shape.extra)                                                                                               \
-            EXTRA(cx[2], a1, x0, (step) * 2, a_scale1, sx, FILL_EXTRA(now_x1, at, 1), NOTHING);                        \
+            EXTRA(cx[2], a1, x0, (step) * 2, a_scale1, sx, FILL_EXTRA(now_x1, at, 1));                                 \
         QUADRANT(c[3], a1, b1, a_scale1, b_scale1, READ_B(b0, next_b0, 0), READ_B(b0, next_b0, 1),                     \
-                 READ_B(b0, next_b0, 2), READ_B(b0, next_b0, 3), FILL(now_a1, a_half1, at, 0), NOTHING,                \
-                 FILL(now_a1, a_half1, at, 1), NOTHING, FILL(now_a1, a_half1, at, 2), NOTHING,                         \
-                 FILL(now_a1, a_half1, at, 3), NOTHING);                                                               \
+                 READ_B(b0, next_b0, 2), READ_B(b0, next_b0, 3), FILL(now_a1, a_half1, at, 0),                         \
+                 if (shape.extra) READ_EXTRA(x0, next_x0), FILL(now_a1, a_half1, at, 1), NOTHING,                      \
+                 FILL(now_a1, a_half1, at, 2), NOTHING, FILL(now_a1, a_half1, at, 3), NOTHING);                        \
         if (shape.extra) {                                                                                             \
-            EXTRA(cx[3], a1, x1, (step) * 2 + 1, a_scale1, sx, READ_EXTRA(x0, next_x0), NOTHING);                      \
+            EXTRA(cx[3], a1, x1, (step) * 2 + 1, a_scale1, sx, NOTHING);                                               \
             WAIT_ALL_WAVES(18);                                                                                        \
         } else {                                                                                                       \
             WAIT_ALL_WAVES(16);                                                                                        \
