@@ -124,6 +124,13 @@ class Kernel:
     exposed: float = EXPOSED
 
 
+SHORT = (256, 128)
+"""Heights: 256, and 128 for what is left of a group if that is enough."""
+
+WIDE = 320
+"""Width of the widest tile."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """How a problem is cut and ordered.
@@ -207,7 +214,8 @@ class Launch:
         rows_of: dict[tuple[int, int], list[int]] = {row: [] for row in rows}
         for row, numbers in rows_of.items():
             for col in cols:
-                numbers.append(self.tiles.setdefault(Tile(row[0], col[0], row[1], col[1], depth), len(self.tiles)))
+                height = max(SHORT) if col[0] == WIDE else row[0]  # there is no short tile of the wide ones
+                numbers.append(self.tiles.setdefault(Tile(height, col[0], row[1], col[1], depth), len(self.tiles)))
         return [rows_of[row] for row in rows]
 
 
@@ -411,28 +419,26 @@ def estimate(p: Problem, plan: Plan) -> Estimate:
 # ---------------------------------------------------------------------------------------------------------------------
 # What the model recommends
 
-SHORT = (256, 128)
-"""Rows of 256, and of 128 for what is left of a group if that is enough."""
-
 
 def choose(op: str, m: int, groups: int, n: int, k: int) -> Plan:
     """A plan from sizes alone, as the host must make it: m tokens in all, n and k as in `Problem`.
 
     Few tiles: smaller ones, until the chip is full. Many: wide ones, which need fewer bytes for a product; but as they
-    take longer, the last of them are waited for longer, so not if the chip is filled less than twice.
+    take longer, the last of them are waited for longer, so not if the chip is filled less than twice, nor for short
+    groups, of whose last tiles too much would be empty.
     """
     chip, mean = XCDS * CUS, math.ceil(m / groups)
+    length, width = (mean, n) if op == "rows" else (n, k)
 
     def tiles(rows: int, cols: int) -> int:
-        length, width = (mean, n) if op == "rows" else (n, k)
         return groups * math.ceil(length / rows) * math.ceil(width / cols)
 
     if op == "rows" and tiles(128, 128) <= chip:
         return Plan(heights=(128,), widths=(128,))
-    if op == "rows" and (mean <= 128 or tiles(128, 256) <= chip):
+    if op == "rows" and tiles(128, 256) <= chip:
         return Plan(heights=(128,))
-    wide = tiles(256, 256) >= 2 * chip and (n if op == "rows" else k) >= 768
-    return Plan(heights=SHORT, widths=(320, 256) if wide else (256,))
+    wide = tiles(256, 256) >= 2 * chip and width >= 768 and length > 384
+    return Plan(heights=SHORT, widths=(WIDE, 256) if wide else (256,))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -59,9 +59,9 @@ MANY_TOKENS = (32, 128, 512, 1024, 4096)
 
 PLANS = [
     Plan(),
-    Plan(widths=(320, 256)),
+    Plan(widths=(model.WIDE, 256)),
     Plan(heights=model.SHORT),
-    Plan(heights=model.SHORT, widths=(320, 256)),
+    Plan(heights=model.SHORT, widths=(model.WIDE, 256)),
     Plan(heights=(128,)),
     Plan(widths=(128,)),
     Plan(heights=(128,), widths=(128,)),
