@@ -423,9 +423,9 @@ def estimate(p: Problem, plan: Plan) -> Estimate:
 def choose(op: str, m: int, groups: int, n: int, k: int) -> Plan:
     """A plan from sizes alone, as the host must make it: m tokens in all, n and k as in `Problem`.
 
-    Few tiles: smaller ones, until the chip is full. Many: wide ones, which need fewer bytes for a product; but as they
-    take longer, the last of them are waited for longer, so not if the chip is filled less than twice, nor for short
-    groups, of whose last tiles too much would be empty.
+    Few tiles: smaller ones, until the chip is full. Many: wide ones, which need fewer bytes for a product. But they
+    take longer, so the last of them are waited for longer: not if the chip is filled less than twice. And their last
+    rows are never short: of tokens, only for long groups, or where they cover the columns much better.
     """
     chip, mean = XCDS * CUS, math.ceil(m / groups)
     length, width = (mean, n) if op == "rows" else (n, k)
@@ -437,7 +437,9 @@ def choose(op: str, m: int, groups: int, n: int, k: int) -> Plan:
         return Plan(heights=(128,), widths=(128,))
     if op == "rows" and tiles(128, 256) <= chip:
         return Plan(heights=(128,))
-    wide = tiles(256, 256) >= 2 * chip and width >= 768 and length > 384
+    covers_better = 16 * sum(cover(width, (256,))) > 17 * width
+    long = op == "depth" or length >= 1536 or (length > 384 and covers_better)
+    wide = long and tiles(256, 256) >= 2 * chip and width >= 768
     return Plan(heights=SHORT, widths=(WIDE, 256) if wide else (256,))
 
 
