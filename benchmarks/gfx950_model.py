@@ -15,9 +15,10 @@ launch is the largest of
 A call is that launch and `prepare`.
 
 Where a number comes from is said where it stands. Energies and the constant marked FITTED come from one published run
-of another kernel (the first of PUBLISHED). The square root was chosen with the third one's figures in view. The other
-figures were not used: what the model says of them shows how far off it is. Not modelled: energy of HBM, contention of
-epilogues for HBM, latency under load, L2 capacity, changes of the clock within a launch.
+of another kernel (the first of PUBLISHED). The square root was chosen with the third one's figures in view, its gain
+of longest first among them. The other figures were not used: what the model says of them shows how far off it is. Not
+modelled: energy of HBM, contention of epilogues for HBM, latency under load, L2 capacity, changes of the clock within
+a launch.
 """
 
 from __future__ import annotations
