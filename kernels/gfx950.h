@@ -162,7 +162,7 @@ static inline struct mx_gfx950_plan mx_gfx950_plan_rows(const struct mx_rows_arg
     struct mx_gfx950_plan plan = {.workspace = (uint8_t *)workspace, .tile_rows = tile_rows};
     mx_gfx950_plan_cols(&plan, args->n, tile_cols);
     plan.row_tiles = (int32_t)((args->m + (tile_rows - 1) * (args->groups + 1)) / tile_rows);
-    plan.bodies = mx_gfx950_div_up(args->k, MX_GFX950_BODY);
+    plan.bodies = args->k ? mx_gfx950_div_up(args->k, MX_GFX950_BODY) : 1;
     mx_gfx950_finish_plan(&plan, (int64_t)plan.row_tiles * plan.col_tiles, plan.row_tiles,
                           args->groups * plan.col_tiles);
     return plan;

@@ -328,6 +328,7 @@ KERNEL void mx_prepare_rows_gfx950(struct mx_rows_args args, struct mx_gfx950_pl
                 tile.extent.cols = cols_of(&plan, (int32_t)col, args.n);
                 if (!padding && u.length > 0) {
                     set_depth(&tile, (int32_t)args.k);
+                    tile.extent.bodies = max_i32(1, tile.extent.bodies); // of zeros when k is 0: the bias counts still
                     describe_operand(&plan, &tile, 0, args.a + u.begin * args.k, args.k, tile.extent.rows, row, 0);
                     describe_operand(&plan, &tile, 1, args.b + b_row * args.k, args.k, tile.extent.cols,
                                      (int64_t)u.group * plan.col_tiles + col, 0);
