@@ -350,6 +350,8 @@ struct emu_block {
     uint32_t epoch;
     uint8_t *lds;
     uint32_t lds_bytes;
+    bool lds_started;
+    uint64_t lds_seed;
     struct emu_shadow *shadow;
     struct emu_wave *waves[EMU_WAVES_MAX];
     uint64_t rng;
@@ -374,13 +376,14 @@ bool emu_run(struct emu_launch *l);
 static inline uint64_t emu_exec(const struct emu_wave *w) {
     return w->s[EMU_EXEC] | (uint64_t)w->s[EMU_EXEC + 1] << 32;
 }
-static inline uint64_t emu_rand(uint64_t *state) /* splitmix64 */
-{
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+static const uint64_t emu_golden = 0x9e3779b97f4a7c15u;
+static inline uint64_t emu_mix(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
 }
+static inline uint64_t emu_rand(uint64_t *state) { return emu_mix(*state += emu_golden); } /* splitmix64 */
+void emu_lds_start(struct emu_block *b); /* machine.c */
 bool emu_strict(const struct emu_wave *w);
 /* stops the block: fills its error with kernel, pc, instruction, wave, lane and fmt. lane < 0: whole wave. false. */
 bool emu_stop(struct emu_wave *w, int lane, const char *fmt, ...) __attribute__((format(printf, 3, 4)));

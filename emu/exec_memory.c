@@ -140,6 +140,8 @@ static bool check_lds(struct emu_wave *w, int lane, uint64_t addr, unsigned byte
     if (addr + bytes > w->b->lds_bytes)
         return emu_stop(w, lane, "%s of %u bytes at LDS address 0x%llx: past the workgroup's %u bytes", what, bytes,
                         (unsigned long long)addr, w->b->lds_bytes);
+    if (!w->b->lds_started)
+        emu_lds_start(w->b);
     unsigned align = bytes < 4 ? bytes : 4;
     if (emu_strict(w) && addr % align)
         return emu_stop(w, lane, "%s of %u bytes at LDS address 0x%llx: not aligned to %u", what, bytes,

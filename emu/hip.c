@@ -358,11 +358,9 @@ static int allocate(void **out, size_t bytes, int type) {
         free(a);
         return refuse(HIP_OUT_OF_MEMORY, "hipMalloc of %zu bytes", bytes);
     }
-    uint64_t rng = options.seed ^ junk_state++ << 32;
-    for (size_t n = 0; n + 8 <= room; n += 8) {
-        uint64_t x = emu_rand(&rng);
-        memcpy(raw + n, &x, 8);
-    }
+    uint64_t seed = options.seed ^ junk_state++ << 32, *words = (uint64_t *)(void *)raw;
+    for (size_t n = 0; n < room / 8; n++)
+        words[n] = emu_mix(seed + n * emu_golden);
     *a = (struct allocation){allocations, (uint64_t)raw + GUARD, bytes, raw, type};
     allocations = a;
     allocated += bytes;
