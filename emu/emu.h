@@ -6,7 +6,7 @@
  * - elf.c: code object to struct emu_module and emu_kernel
  * - memory.c: live device allocations
  * - exec_scalar.c, exec_vector.c, exec_mfma.c, exec_memory.c: semantics
- * - check.c: wait states, registers in flight, LDS races
+ * - check.c: wait states, registers in flight, LDS races; race.c: races through global memory
  * - machine.c: waves, counters, scheduling of one launch
  * - hip.c: libamdhip64's names over all of it, options, controls for tests
  *
@@ -59,6 +59,7 @@ enum emu_landing : int { EMU_LAND_SEED, EMU_LAND_EARLY, EMU_LAND_LATE };
 struct emu_options {
     uint64_t seed;
     bool strict;                /* all checks of check.c; results in flight land by seed */
+    bool races;                 /* with strict: the checks of race.c */
     enum emu_oob oob;           /* buffer access past num_records: stop, or zero/drop as the hardware does */
     enum emu_range range;       /* which reading of the buffer range check is executed */
     enum emu_saddr saddr;       /* GLOBAL with SGPR base: 32-bit offset zero- or sign-extended */
@@ -367,7 +368,8 @@ struct emu_launch {
     const uint8_t *kernarg;
     struct emu_error error;
     uint64_t counters[CNT_COUNT];
-    struct emu_stat *stats; /* one per instruction of k, zeroed by the caller */
+    struct emu_stat *stats;  /* one per instruction of k, zeroed by the caller */
+    struct emu_races *races; /* null: not checked */
 };
 /* runs the launch to its end; false with l->error set when it stopped */
 bool emu_run(struct emu_launch *l);
@@ -383,7 +385,7 @@ static inline uint64_t emu_mix(uint64_t z) {
     return z ^ (z >> 31);
 }
 static inline uint64_t emu_rand(uint64_t *state) { return emu_mix(*state += emu_golden); } /* splitmix64 */
-void emu_lds_start(struct emu_block *b); /* machine.c */
+void emu_lds_start(struct emu_block *b);                                                   /* machine.c */
 bool emu_strict(const struct emu_wave *w);
 /* stops the block: fills its error with kernel, pc, instruction, wave, lane and fmt. lane < 0: whole wave. false. */
 bool emu_stop(struct emu_wave *w, int lane, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
@@ -415,5 +417,12 @@ bool emu_lds_issue(struct emu_wave *w, enum emu_lds_kind kind, uint32_t addr, un
 void emu_lds_retire(struct emu_wave *w, enum emu_lds_kind kind, uint32_t addr, unsigned bytes);
 void emu_lds_remark(struct emu_wave *w); /* at a barrier: what is in flight stays unordered */
 int emu_mfma_passes(const struct emu_inst *i);
+/* race.c */
+struct emu_races;
+struct emu_races *emu_races_new(void); /* of one launch */
+void emu_races_free(struct emu_races *r);
+bool emu_race_scalar(struct emu_wave *w, uint64_t addr, size_t bytes); /* a load */
+bool emu_race_lanes(struct emu_wave *w, const struct emu_pend *p);     /* loads or stores, at issue */
+void emu_race_barrier(struct emu_wave *w); /* stores in flight at a barrier are not ordered by it */
 
 #endif

@@ -259,7 +259,7 @@ RUN(smem) {
     uint64_t offset = i->soffset.file ? emu_scalar(w, &i->soffset) & ~3ull : 0;
     uint64_t addr = (emu_scalar(w, &i->saddr) & ~3ull) + offset + (uint64_t)(int64_t)(i->offset & ~3);
     count(w, CNT_SMEM_BYTES, 4ull * dwords);
-    if (!check_memory(w, -1, addr, 4ull * dwords, false))
+    if (!check_memory(w, -1, addr, 4ull * dwords, false) || !emu_race_scalar(w, addr, 4ull * dwords))
         return false;
     struct emu_pend *p = push(w, &w->sm, i, P_SMEM);
     p->addr[0] = addr;
@@ -584,7 +584,7 @@ static bool vmem(struct emu_wave *w, struct emu_pend *p, bool write) {
     bool ok = i->op->enc == ENC_MUBUF     ? buffer_addresses(w, p)
               : i->op->enc == ENC_SCRATCH ? scratch_addresses(w, p)
                                           : global_addresses(w, p);
-    if (!ok || (i->op->enc != ENC_SCRATCH && !check_lanes(w, p, write)))
+    if (!ok || (i->op->enc != ENC_SCRATCH && (!check_lanes(w, p, write) || !emu_race_lanes(w, p))))
         return false;
     if (p->kind == P_DMA && !dma_target(w, p))
         return false;

@@ -102,7 +102,8 @@ struct allocation {
 };
 
 static pthread_mutex_t big_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct emu_options options = {.strict = true, .conflict_stop = true, .threads = 2, .blocks_per_thread = 2};
+static struct emu_options options = {
+    .strict = true, .races = true, .conflict_stop = true, .threads = 2, .blocks_per_thread = 2};
 static bool options_read;
 static struct emu_error fault; /* of the kernel that stopped, or the last refused call */
 static int sticky;
@@ -124,6 +125,7 @@ static const struct option {
 } option_table[] = {
     {.name = "SEED", .number = &options.seed},
     {.name = "STRICT", .flag = &options.strict},
+    {.name = "RACES", .flag = &options.races},
     {.name = "OOB", .choice = (int *)&options.oob, .words = {"stop", "zero"}},
     {.name = "RANGE", .choice = (int *)&options.range, .words = {"rj", "isa"}},
     {.name = "SADDR", .choice = (int *)&options.saddr, .words = {"zext", "sext"}},

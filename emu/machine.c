@@ -307,6 +307,8 @@ static bool release_barrier(struct emu_block *b) {
             b->waves[n]->state = WAVE_RUN;
         }
     b->epoch++;
+    for (unsigned n = 0; n < b->nwaves; n++)
+        emu_race_barrier(b->waves[n]);
     return true;
 }
 
@@ -424,6 +426,8 @@ bool emu_run(struct emu_launch *l) {
     uint64_t want = l->opt.threads < 1 ? 1 : l->opt.threads > THREADS_MAX ? THREADS_MAX : l->opt.threads, n = 0;
     if (want > p.total)
         want = p.total;
+    if (l->opt.strict && l->opt.races && !(l->races = emu_races_new()))
+        return emu_fail(&l->error, EMU_FAULT, "out of memory for the marks of memory accesses");
     emu_mem_rdlock();
     while (n + 1 < want && !pthread_create(&threads[n], nullptr, worker, &p))
         n++;
@@ -431,5 +435,6 @@ bool emu_run(struct emu_launch *l) {
     while (n)
         pthread_join(threads[--n], nullptr);
     emu_mem_unlock();
+    emu_races_free(l->races);
     return !l->error.code;
 }

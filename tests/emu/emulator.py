@@ -237,6 +237,7 @@ def set_option(name, value):
 DEFAULTS = {
     "SEED": 0,
     "STRICT": 1,
+    "RACES": 1,
     "OOB": "stop",
     "RANGE": "rj",
     "SADDR": "zext",

@@ -533,6 +533,7 @@ def test_landing_shows_a_missing_store_wait():
         " v_mov_b32_e32 v2, 7\n global_store_dword v1, v2, s[4:5]\n s_mov_b64 exec, s[8:9]\n {wait} s_barrier\n"
         " global_load_dword v3, v1, s[4:5]\n s_waitcnt vmcnt(0)\n global_store_dword v4, v3, s[4:5] offset:256\n"
     )
+    set_option("RACES", 0)
     for wait, kinds in (("", 2), ("s_waitcnt vmcnt(0)\n", 1)):
         seen = set()
         for seed in range(12):
@@ -545,6 +546,7 @@ def test_blocks_interleave_by_seed():
     """Two blocks store to one place: which comes last depends on the seed, and on nothing else."""
     body = PTR1 + "v_mov_b32_e32 v2, s2\n v_mov_b32_e32 v1, 0\n global_store_dword v1, v2, s[4:5]\n"
     last = []
+    set_option("RACES", 0)
     for seed in [*range(12), *range(12)]:
         set_option("SEED", seed)
         last.append(run_asm(body, 4, grid=2).view(np.uint32)[0])
