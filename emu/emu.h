@@ -49,6 +49,7 @@ bool emu_fail(struct emu_error *e, enum emu_code code, const char *fmt, ...) __a
 
 /* ---- options (environment MXFP8_EMU_<NAME>, or emu_set_option) ---- */
 enum emu_oob : int { EMU_OOB_STOP, EMU_OOB_ZERO };
+enum emu_fill : int { EMU_FILL_ZERO, EMU_FILL_KEEP };
 enum emu_range : int { EMU_RANGE_RJ, EMU_RANGE_ISA };
 enum emu_saddr : int { EMU_SADDR_ZEXT, EMU_SADDR_SEXT };
 enum emu_edge : int { EMU_EDGE_ROUND, EMU_EDGE_OVERFLOW };
@@ -61,6 +62,7 @@ struct emu_options {
     bool strict;                /* all checks of check.c; results in flight land by seed */
     bool races;                 /* with strict: the checks of race.c */
     enum emu_oob oob;           /* buffer access past num_records: stop, or zero/drop as the hardware does */
+    enum emu_fill fill;         /* LDS copy of what is past num_records: writes zeros to LDS, or nothing */
     enum emu_range range;       /* which reading of the buffer range check is executed */
     enum emu_saddr saddr;       /* GLOBAL with SGPR base: 32-bit offset zero- or sign-extended */
     enum emu_edge edge;         /* fp8 conversion of 448 < |x| < 464: rounds down, or overflows */

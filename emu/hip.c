@@ -127,6 +127,7 @@ static const struct option {
     {.name = "STRICT", .flag = &options.strict},
     {.name = "RACES", .flag = &options.races},
     {.name = "OOB", .choice = (int *)&options.oob, .words = {"stop", "zero"}},
+    {.name = "FILL", .choice = (int *)&options.fill, .words = {"zero", "keep"}},
     {.name = "RANGE", .choice = (int *)&options.range, .words = {"rj", "isa"}},
     {.name = "SADDR", .choice = (int *)&options.saddr, .words = {"zext", "sext"}},
     {.name = "FP8_EDGE", .choice = (int *)&options.edge, .words = {"round", "overflow"}},

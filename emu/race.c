@@ -1,7 +1,7 @@
-/* Races through global memory inside one launch: two waves that nothing orders touch the same byte, and one of them
- * writes. Blocks are never ordered; waves of a block are, when a barrier lies between and, of a store, its wait before
- * it. Writing what another wave wrote, the same value, is no race. Atomics are left out: what they synchronize is not
- * modelled.
+/* Races through global memory inside one launch: two waves, or two lanes of one store, that nothing orders touch the
+ * same byte, and one of them writes. Blocks are never ordered; waves of a block are, when a barrier lies between and,
+ * of a store, its wait before it. Writing what another wave wrote, the same value, is no race. Atomics are left out:
+ * what they synchronize is not modelled.
  *
  * Every byte has a mark of its last write (with the value) and one of its reads: block, barrier epoch and wave. Marks
  * live in pages that are made when first touched and kept from launch to launch. Marks of blocks whose numbers are
@@ -192,6 +192,17 @@ static bool touch_lane(struct emu_wave *w, const struct emu_pend *p, unsigned l)
     return true;
 }
 
+/* of the lanes of one store that write one byte any may come last */
+static bool lanes_agree(struct emu_wave *w, const struct emu_pend *p, unsigned l) {
+    const uint8_t *value = (const uint8_t *)p->data[l];
+    for (uint64_t n = 0, at = p->addr[l]; n < p->bytes; n++, at++)
+        if (p->in_range[l] >> (p->bytes < 4 ? 0 : n / 4) & 1 &&
+            page_of(w->b->l->races, at / PAGE)->value[at % PAGE] != value[n])
+            return emu_stop(w, (int)l, "memory race at 0x%llx: store, and another lane stores another value",
+                            (unsigned long long)at);
+    return true;
+}
+
 bool emu_race_lanes(struct emu_wave *w, const struct emu_pend *p) {
     if (!w->b->l->races)
         return true;
@@ -200,6 +211,9 @@ bool emu_race_lanes(struct emu_wave *w, const struct emu_pend *p) {
     for (unsigned l = 0; ok && l < EMU_LANES; l++)
         if (p->exec >> l & 1)
             ok = touch_lane(w, p, l);
+    for (unsigned l = 0; ok && p->kind == P_STORE && l < EMU_LANES; l++)
+        if (p->exec >> l & 1)
+            ok = lanes_agree(w, p, l);
     pthread_mutex_unlock(&w->b->l->races->lock);
     return ok;
 }

@@ -24,6 +24,9 @@ RACES = {
         HEAD + WORD + ANYTHING + LOAD + FIRST_BLOCK.format(STORE), 5, 64, "another block's"),
     "two waves store different values": (
         HEAD + "v_mov_b32_e32 v1, 0\n v_and_b32_e32 v2, 64, v0\n" + STORE, 1, 128, "another wave's store"),
+    "two lanes store different values": (
+        HEAD + "v_lshrrev_b32_e32 v1, 1, v0\n v_lshlrev_b32_e32 v1, 2, v1\n v_mov_b32_e32 v2, v0\n" + STORE, 1, 64,
+        "another lane"),
     "a wave loads what another stores": (
         HEAD + WORD + ANYTHING + OTHER + STORE + DONE + LOAD.replace("v1", "v3"), 1, 128, "no barrier between"),
     "a store in flight at the barrier": (

@@ -1,0 +1,154 @@
+"""Every gfx950 kernel with calls that are to notice its mutants: small, ragged, NaN wherever no group is."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+
+import harness
+import numpy as np
+import test_gemm_gfx950 as gemm
+import test_quantize_gfx950 as quantize
+import torch
+from emulator import Buffer, Module, launch, set_option
+from mutants import Subject
+
+LANDINGS = ("late", "early", "seed")
+
+
+def schedule(number: int) -> None:
+    """Of call `number`: every landing policy, reading of the range check and interleaving is among a subject's calls."""
+    set_option("SEED", number)
+    set_option("LANDING", LANDINGS[number % 3])
+    set_option("OOB", "zero")
+    set_option("FILL", ("keep", "zero")[number % 2])
+
+
+def in_place_of(stem: str, module: Module, run: Callable[[], torch.Tensor]) -> list[np.ndarray]:
+    """run() with `module` for the code object `stem`."""
+    real = harness.module
+    harness.module = lambda name: module if name == stem else real(name)
+    try:
+        return [run().view(torch.uint8).numpy()]
+    finally:
+        harness.module = real
+
+
+# lengths, n, k, rows past the last group, output's shift (of an `any` kernel)
+ROWS = [
+    ([20, 0, 3], 24, 96, 9, 4),
+    ([300], 264, 672, 0, 0),
+    ([7, 130], 520, 288, 270, 2),
+]
+MANY_ROWS = ([1 if g % 7 == 2 else 0 for g in range(599)] + [1000], 8, 32, 3, 0)
+# lengths (of blocks in the plain layout), n, k, columns past the last group, shift, plain layout
+DEPTH = [
+    ([40, 0, 33], 16, 24, 11, 4, False),
+    ([1, 0, 19], 264, 264, 32, 0, True),
+    ([385, 0, 130], 40, 520, 70, 2, False),
+]
+MANY_DEPTH = ([(7 * g) % 40 if g % 16 == 3 else 0 for g in range(600)], 8, 8, 0, 0, False)
+
+
+def rows_call(number: int, stem: str, kernel: str, case: tuple) -> Callable[[Module], list[np.ndarray]]:
+    lengths, n, k, tail, shift = case
+    dtype = torch.bfloat16 if "bf16" in kernel else torch.float32
+    a, b, offs = gemm.rows_case(lengths, n, k, tail, seed=number)
+    bias = None
+    if "bias" in kernel or "any" in kernel:
+        bias = torch.randn(len(lengths), n, generator=torch.Generator().manual_seed(3)) * 100
+
+    def run(module: Module) -> list[np.ndarray]:
+        schedule(number)
+        move = shift * dtype.itemsize // 2 if "any" in kernel else 0
+        return in_place_of(stem, module, lambda: harness.gemm_rows(a, b, offs, dtype, bias, kernel, move))
+
+    return run
+
+
+def depth_call(number: int, stem: str, kernel: str, case: tuple) -> Callable[[Module], list[np.ndarray]]:
+    lengths, n, k, tail, shift, plain = case
+    dtype = torch.bfloat16 if "bf16" in kernel else torch.float32
+    a, b, offs = (gemm.plain_case if plain else gemm.own_case)(lengths, n, k, tail, seed=number)
+    add = None
+    if "add" in kernel:
+        add = torch.randn(len(lengths), n, k, generator=torch.Generator().manual_seed(3)) * 1000
+
+    def run(module: Module) -> list[np.ndarray]:
+        schedule(number)
+        move = shift * dtype.itemsize // 2 if "any" in kernel else 0
+        return in_place_of(stem, module, lambda: harness.gemm_depth(a, b, offs, dtype, add, plain, kernel, move))
+
+    return run
+
+
+def quantize_call(number: int, kernel: str, case: tuple) -> Callable[[Module], list[np.ndarray]]:
+    _, _, want, kind, _ = kernel.split("_")
+    shape, offs, rounding, flavour = case
+    x = quantize.values(np.random.default_rng(number), shape, quantize.TYPES[kind][1], flavour)
+    x = x[None] if offs is None and x.dim() == 2 and want != "rows" else x
+    wanted = quantize.reference(x, offs, rounding, want)
+
+    def run(module: Module) -> list[np.ndarray]:
+        schedule(number)
+        set_option("OOB", "stop")
+        real = quantize.kernel
+        quantize.kernel = module.function
+        try:
+            return quantize.run(x, offs, rounding, want, wanted)
+        finally:
+            quantize.kernel = real
+
+    return run
+
+
+QUANTIZE = [  # shape of x, offs, rounding, flavour of the values
+    ((40, 40), [3, 3, 36], "floor", "specials"),
+    ((300, 264), [129, 130, 290], "rceil", "specials"),
+    ((2, 33, 136), None, "even", "wide"),
+    ((131, 47), [130], "ceil", "bits"),
+    ((150, 90), [g // 3 + g // 250 * 50 for g in range(299)], "rceil", "tiny"),
+]
+
+
+def padding_call(number: int, rows: int, depth: int, offs: list[int]) -> Callable[[Module], list[np.ndarray]]:
+    rng = np.random.default_rng(number)
+    data, scale = (rng.integers(1, 255, (rows, d), dtype=np.uint8) for d in (depth, depth // 32))
+
+    def run(module: Module) -> list[np.ndarray]:
+        schedule(number)
+        set_option("OOB", "stop")
+        buffers = [Buffer(data), Buffer(scale), Buffer(np.array(offs, np.int32))]
+        args = quantize.PaddingArgs(*(b.ptr for b in buffers), rows, depth, len(offs))
+        launch(module.function("mx_zero_padding_gfx950"), [-(-rows // 8), 2], [256], [args])
+        return [b.read(np.uint8) for b in buffers]
+
+    return run
+
+
+@functools.cache
+def kernels() -> list[str]:
+    """Every kernel of the code objects."""
+    found = []
+    for stem in harness.SOURCES:
+        names = re.findall(rb"(mx_\w+)\.kd\0", harness.code_object(stem).read_bytes())
+        found += sorted({n.decode() for n in names})
+    return found
+
+
+def subject(kernel: str) -> Subject:
+    if "zero_padding" in kernel:
+        cases = [(3, 96, [32, 32]), (9, 4096, [64, 1024]), (17, 160, [0]), (1, 64, [640])]
+        calls = [padding_call(n, *case) for n, case in enumerate(cases)]
+        return Subject(harness.code_object("quantize_gfx950"), kernel, calls)
+    if "quantize" in kernel:
+        calls = [quantize_call(n, kernel, case) for n, case in enumerate(QUANTIZE)]
+        return Subject(harness.code_object("quantize_gfx950"), kernel, calls)
+    stem = "prepare_gfx950" if "prepare" in kernel else "gemm_gfx950"
+    call, cases, op = (rows_call, ROWS, "rows") if "rows" in kernel else (depth_call, DEPTH, "depth")
+    run = kernel
+    if stem == "prepare_gfx950":
+        run = f"mx_gemm_{op}_gfx950_256x256_f32_any"
+        cases = [*cases, MANY_ROWS if op == "rows" else MANY_DEPTH]
+    return Subject(harness.code_object(stem), kernel, [call(n, stem, run, case) for n, case in enumerate(cases)])
