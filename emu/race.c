@@ -24,6 +24,7 @@ struct page {
 };
 
 struct emu_races {
+    struct page *last;
     struct page **slot; /* open addressing by page number */
     size_t slots, used;
     pthread_mutex_t lock;
@@ -85,15 +86,9 @@ static bool grow(struct emu_races *r) {
     return true;
 }
 
-static struct page *page_of(struct emu_races *r, uint64_t number) {
-    struct page **at = find_slot(r->slot, r->slots, number);
-    if (*at)
-        return *at;
-    if (2 * ++r->used > r->slots) {
-        if (!grow(r))
-            return nullptr;
-        at = find_slot(r->slot, r->slots, number);
-    }
+static struct page *new_page(struct emu_races *r, uint64_t number) {
+    if (2 * ++r->used > r->slots && !grow(r))
+        return nullptr;
     struct page *p = spare;
     if (p)
         spare = p->next;
@@ -101,7 +96,14 @@ static struct page *page_of(struct emu_races *r, uint64_t number) {
         return nullptr;
     memset(p, 0, sizeof *p);
     p->number = number;
-    return *at = p;
+    return *find_slot(r->slot, r->slots, number) = p;
+}
+
+static struct page *page_of(struct emu_races *r, uint64_t number) {
+    if (r->last && r->last->number == number)
+        return r->last;
+    struct page *p = *find_slot(r->slot, r->slots, number);
+    return r->last = p ? p : new_page(r, number);
 }
 
 static mark mark_of(const struct emu_wave *w) {
@@ -123,8 +125,9 @@ static bool stop(struct emu_wave *w, int lane, uint64_t addr, const char *mine, 
                     (other ^ mark_of(w)) & TAG_BITS ? "" : " has no barrier between");
 }
 
-/* the loops have no branches: they become vector code */
-static bool read_bytes(struct emu_wave *w, int lane, uint64_t addr, size_t bytes, struct page *p, mark me) {
+/* the loops have no branches and mostly a known length: they become vector code */
+static inline __attribute__((always_inline)) bool read_marks(struct emu_wave *w, int lane, uint64_t addr, size_t bytes,
+                                                             struct page *p, mark me) {
     mark *read = &p->read[addr % PAGE], *written = &p->write[addr % PAGE];
     unsigned races = 0;
     for (size_t n = 0; n < bytes; n++)
@@ -137,6 +140,14 @@ static bool read_bytes(struct emu_wave *w, int lane, uint64_t addr, size_t bytes
         read[n] = unordered(read[n], me) ? both : me;
     }
     return true;
+}
+
+static bool read_bytes(struct emu_wave *w, int lane, uint64_t addr, size_t bytes, struct page *p, mark me) {
+    if (bytes == 4)
+        return read_marks(w, lane, addr, 4, p, me);
+    if (bytes == 16)
+        return read_marks(w, lane, addr, 16, p, me);
+    return read_marks(w, lane, addr, bytes, p, me);
 }
 
 static bool write_bytes(struct emu_wave *w, int lane, uint64_t addr, size_t bytes, struct page *p, mark me,
@@ -155,14 +166,13 @@ static bool write_bytes(struct emu_wave *w, int lane, uint64_t addr, size_t byte
 }
 
 /* value: what a store writes, null for a load */
-static bool touch(struct emu_wave *w, int lane, uint64_t addr, size_t bytes, const uint8_t *value) {
+static bool touch(struct emu_wave *w, int lane, uint64_t addr, size_t bytes, const uint8_t *value, mark me) {
     while (bytes) {
         size_t room = PAGE - addr % PAGE, n = bytes < room ? bytes : room;
         struct page *p = page_of(w->b->l->races, addr / PAGE);
         if (!p)
             return emu_stop(w, lane, "out of memory for the marks of memory accesses");
-        if (!(value ? write_bytes(w, lane, addr, n, p, mark_of(w), value)
-                    : read_bytes(w, lane, addr, n, p, mark_of(w))))
+        if (!(value ? write_bytes(w, lane, addr, n, p, me, value) : read_bytes(w, lane, addr, n, p, me)))
             return false;
         addr += n;
         bytes -= n;
@@ -175,19 +185,19 @@ bool emu_race_scalar(struct emu_wave *w, uint64_t addr, size_t bytes) {
     if (!w->b->l->races)
         return true;
     pthread_mutex_lock(&w->b->l->races->lock);
-    bool ok = touch(w, -1, addr, bytes, nullptr);
+    bool ok = touch(w, -1, addr, bytes, nullptr, mark_of(w));
     pthread_mutex_unlock(&w->b->l->races->lock);
     return ok;
 }
 
-static bool touch_lane(struct emu_wave *w, const struct emu_pend *p, unsigned l) {
+static bool touch_lane(struct emu_wave *w, const struct emu_pend *p, unsigned l, mark me) {
     const uint8_t *value = p->kind == P_STORE ? (const uint8_t *)p->data[l] : nullptr;
     size_t part = p->bytes < 4 ? p->bytes : 4, parts = p->bytes / part;
     if ((p->in_range[l] & ((1u << parts) - 1)) == (1u << parts) - 1)
-        return touch(w, (int)l, p->addr[l], p->bytes, value);
+        return touch(w, (int)l, p->addr[l], p->bytes, value, me);
     for (size_t n = 0; n < parts; n++)
         if (p->in_range[l] >> n & 1 &&
-            !touch(w, (int)l, p->addr[l] + n * part, part, value ? value + n * part : nullptr))
+            !touch(w, (int)l, p->addr[l] + n * part, part, value ? value + n * part : nullptr, me))
             return false;
     return true;
 }
@@ -195,11 +205,13 @@ static bool touch_lane(struct emu_wave *w, const struct emu_pend *p, unsigned l)
 /* of the lanes of one store that write one byte any may come last */
 static bool lanes_agree(struct emu_wave *w, const struct emu_pend *p, unsigned l) {
     const uint8_t *value = (const uint8_t *)p->data[l];
-    for (uint64_t n = 0, at = p->addr[l]; n < p->bytes; n++, at++)
-        if (p->in_range[l] >> (p->bytes < 4 ? 0 : n / 4) & 1 &&
-            page_of(w->b->l->races, at / PAGE)->value[at % PAGE] != value[n])
+    size_t part = p->bytes < 4 ? p->bytes : 4;
+    for (size_t n = 0; n < p->bytes; n++) {
+        uint64_t at = p->addr[l] + n;
+        if (p->in_range[l] >> n / part & 1 && page_of(w->b->l->races, at / PAGE)->value[at % PAGE] != value[n])
             return emu_stop(w, (int)l, "memory race at 0x%llx: store, and another lane stores another value",
                             (unsigned long long)at);
+    }
     return true;
 }
 
@@ -207,10 +219,11 @@ bool emu_race_lanes(struct emu_wave *w, const struct emu_pend *p) {
     if (!w->b->l->races)
         return true;
     bool ok = true;
+    mark me = mark_of(w);
     pthread_mutex_lock(&w->b->l->races->lock);
     for (unsigned l = 0; ok && l < EMU_LANES; l++)
         if (p->exec >> l & 1)
-            ok = touch_lane(w, p, l);
+            ok = touch_lane(w, p, l, me);
     for (unsigned l = 0; ok && p->kind == P_STORE && l < EMU_LANES; l++)
         if (p->exec >> l & 1)
             ok = lanes_agree(w, p, l);

@@ -54,8 +54,8 @@ def cmp_flipped(text: str) -> int:
     return 7 if re.match(r"v_cmpx?_(eq|ne)_", text) else 2
 
 
-def lowest_bit(x: int) -> int:
-    return x & -x if x else 1
+def highest_bit(x: int) -> int:
+    return 1 << x.bit_length() - 1 if x else 1
 
 
 def one_off(code: int) -> int:
@@ -68,7 +68,7 @@ def is_int(code: int) -> bool:
 
 
 def literal(w: list[int]) -> list[int]:
-    return [*w[:-1], w[-1] ^ lowest_bit(w[-1])]
+    return [*w[:-1], w[-1] ^ highest_bit(w[-1])]
 
 
 def first_word(w: list[int], flip: int) -> list[int]:
@@ -100,7 +100,7 @@ def scalar_mutations(w: list[int], text: str) -> Iterator[tuple[str, list[int]]]
     elif re.match(r"s_cbranch_(scc|vcc|exec)", name):
         yield "branch inverted", first_word(w, 1 << 16)
     elif re.match(r"s_(movk|addk|mulk)_i32", name):
-        yield "constant", first_word(w, lowest_bit(w[0] & 0xFFFF))
+        yield "constant", first_word(w, highest_bit(w[0] & 0xFFFF))
     elif re.match(r"s_and_saveexec_b64", name):
         yield "EXEC mask dropped", first_word(w, 1 << 8)  # s_or_saveexec_b64
     elif re.match(r"s_(or|mov|andn2|and)_b64 exec,", text):
@@ -248,7 +248,7 @@ def code(function: ctypes.c_void_p) -> list[tuple[int, int, str]]:
 
 
 def covered(text: str, following: str, counter: str) -> bool:
-    """Whether the next instruction waits for no less of a counter than this one, so that this one's wait is not needed."""
+    """Whether the next instruction waits for at least as much of a counter."""
     counts = [re.search(counter + r"\((\d+)\)", t) for t in (text, following)]
     return all(counts) and following.startswith("s_waitcnt") and int(counts[1][1]) <= int(counts[0][1])
 

@@ -11,14 +11,14 @@ import numpy as np
 import test_gemm_gfx950 as gemm
 import test_quantize_gfx950 as quantize
 import torch
-from emulator import Buffer, Module, launch, set_option
+from emulator import Buffer, Module, launch, library, set_option
 from mutants import Subject
 
 LANDINGS = ("late", "early", "seed")
 
 
 def schedule(number: int) -> None:
-    """Of call `number`: every landing policy, reading of the range check and interleaving is among a subject's calls."""
+    """Of call `number`: every landing policy and both readings of fills out of range are among a subject's calls."""
     set_option("SEED", number)
     set_option("LANDING", LANDINGS[number % 3])
     set_option("OOB", "zero")
@@ -41,14 +41,20 @@ ROWS = [
     ([300], 264, 672, 0, 0),
     ([7, 130], 520, 288, 270, 2),
 ]
-MANY_ROWS = ([1 if g % 7 == 2 else 0 for g in range(599)] + [1000], 8, 32, 3, 0)
+MANY_ROWS = ([1 if g % 70 == 2 else 0 for g in range(599)] + [1000], 8, 32, 3, 0)
 # lengths (of blocks in the plain layout), n, k, columns past the last group, shift, plain layout
 DEPTH = [
     ([40, 0, 33], 16, 24, 11, 4, False),
     ([1, 0, 19], 264, 264, 32, 0, True),
     ([385, 0, 130], 40, 520, 70, 2, False),
 ]
-MANY_DEPTH = ([(7 * g) % 40 if g % 16 == 3 else 0 for g in range(600)], 8, 8, 0, 0, False)
+MANY_DEPTH = ([7 * g % 40 if g % 70 == 3 else 0 for g in range(599)] + [500], 8, 8, 0, 0, False)
+
+
+def widths(kernel: str) -> list[int]:
+    """Row lengths of tiny calls: each piece of a lane (element, where `any`) is the first past the output once."""
+    pieces = [start + 8 * group for start, group in ((0, 1), (32, 2), (128, 3), (160, 1))]
+    return [n + e for n in pieces for e in range(8)] if "any" in kernel else pieces
 
 
 def rows_call(number: int, stem: str, kernel: str, case: tuple) -> Callable[[Module], list[np.ndarray]]:
@@ -86,7 +92,10 @@ def depth_call(number: int, stem: str, kernel: str, case: tuple) -> Callable[[Mo
 def quantize_call(number: int, kernel: str, case: tuple) -> Callable[[Module], list[np.ndarray]]:
     _, _, want, kind, _ = kernel.split("_")
     shape, offs, rounding, flavour = case
-    x = quantize.values(np.random.default_rng(number), shape, quantize.TYPES[kind][1], flavour)
+    rng = np.random.default_rng(number)
+    x = quantize.values(rng, shape, quantize.TYPES[kind][1], flavour)
+    x[torch.from_numpy(rng.random(shape) < 0.1)] = 0
+    x[torch.from_numpy(rng.random(shape) < 0.1)] = -0.0
     x = x[None] if offs is None and x.dim() == 2 and want != "rows" else x
     wanted = quantize.reference(x, offs, rounding, want)
 
@@ -108,8 +117,15 @@ QUANTIZE = [  # shape of x, offs, rounding, flavour of the values
     ((300, 264), [129, 130, 290], "rceil", "specials"),
     ((2, 33, 136), None, "even", "wide"),
     ((131, 47), [130], "ceil", "bits"),
-    ((150, 90), [g // 3 + g // 250 * 50 for g in range(299)], "rceil", "tiny"),
 ]
+EDGES = [1, 2, 7, 8, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129]  # of blocks, of what a lane holds, of tiles
+FLAVOURS = ["normal", "tiny", "specials", "bits", "wide"]
+QUANTIZE += [
+    ((rows, EDGES[5 * n % 16]), [[rows // 2, rows], None][n % 2], quantize.MODES[n // 2 % 4], FLAVOURS[n % 5])
+    for n, rows in enumerate(EDGES)
+]
+QUANTIZE += [((400, 20), None, "even", "specials"), ((3, 257, 9), None, "floor", "tiny")]
+QUANTIZE += [((150, 34), [g // 3 + g // 250 * 50 for g in range(259)], "rceil", "tiny")]
 
 
 def padding_call(number: int, rows: int, depth: int, offs: list[int]) -> Callable[[Module], list[np.ndarray]]:
@@ -127,6 +143,41 @@ def padding_call(number: int, rows: int, depth: int, offs: list[int]) -> Callabl
     return run
 
 
+FAR = [(40, 1 << 27), (1 << 26, 136)]  # rows, columns: 32 bits do not count the bytes between lines
+
+
+def far_call(number: int, kernel: str, rows: int, cols: int) -> Callable[[Module], list[np.ndarray]]:
+    """One corner tile of a matrix of which nothing else exists."""
+    _, _, want, kind, _ = kernel.split("_")
+    index, dtype = quantize.TYPES[kind]
+    corner = quantize.values(np.random.default_rng(number), (min(rows, 128), min(cols, 128)), dtype, "normal")
+    row_k, col_k = -(-cols // 32) * 32, -(-rows // 32) * 32
+    strides = [cols * dtype.itemsize, row_k, row_k // 32, col_k, col_k // 32]
+    lines = [len(corner)] * 3 + [128] * 2
+    used = [corner.shape[1] * dtype.itemsize, 128, 4, min(col_k, 128), min(col_k, 128) // 32]
+    absent = {"rows": (3, 4), "cols": (1, 2), "both": ()}[want]
+
+    def run(module: Module) -> list[np.ndarray]:
+        schedule(number)
+        buffers = [quantize.Sparse(s * n + 4096) for s, n in zip(strides, lines, strict=True)]
+        views = [
+            np.lib.stride_tricks.as_strided(b.bytes, (n, u), (s, 1))
+            for b, s, n, u in zip(buffers, strides, lines, used, strict=True)
+        ]
+        views[0][:] = quantize.bytes_of(corner).reshape(len(corner), -1)
+        x, *outputs = (None if n in absent else b.ptr for n, b in enumerate(buffers))
+        args = quantize.QuantizeArgs(x, None, *outputs, 1, rows, cols, 0, row_k, col_k, index, 0)
+        try:
+            launch(module.function(kernel), [1, 1], [256], [args])
+            return [v.copy() for v in views[1:]]
+        finally:
+            library().emu_clear_error()
+            for b in buffers:
+                b.free()
+
+    return run
+
+
 @functools.cache
 def kernels() -> list[str]:
     """Every kernel of the code objects."""
@@ -139,11 +190,19 @@ def kernels() -> list[str]:
 
 def subject(kernel: str) -> Subject:
     if "zero_padding" in kernel:
-        cases = [(3, 96, [32, 32]), (9, 4096, [64, 1024]), (17, 160, [0]), (1, 64, [640])]
+        cases = [
+            (3, 96, [32, 32]),
+            (9, 4096, [64, 1024]),
+            (17, 160, [0]),
+            (1, 64, [640]),
+            (25, 8192, [-5]),
+            (9, 4096, []),
+        ]
         calls = [padding_call(n, *case) for n, case in enumerate(cases)]
         return Subject(harness.code_object("quantize_gfx950"), kernel, calls)
     if "quantize" in kernel:
         calls = [quantize_call(n, kernel, case) for n, case in enumerate(QUANTIZE)]
+        calls += [far_call(len(calls) + n, kernel, *shape) for n, shape in enumerate(FAR)]
         return Subject(harness.code_object("quantize_gfx950"), kernel, calls)
     stem = "prepare_gfx950" if "prepare" in kernel else "gemm_gfx950"
     call, cases, op = (rows_call, ROWS, "rows") if "rows" in kernel else (depth_call, DEPTH, "depth")
@@ -151,4 +210,8 @@ def subject(kernel: str) -> Subject:
     if stem == "prepare_gfx950":
         run = f"mx_gemm_{op}_gfx950_256x256_f32_any"
         cases = [*cases, MANY_ROWS if op == "rows" else MANY_DEPTH]
+    elif op == "rows":
+        cases = [*cases, *(([2], n, 32, 0, 0) for n in widths(kernel))]
+    else:
+        cases = [*cases, *(([3], 2, n, 0, 0, False) for n in widths(kernel))]
     return Subject(harness.code_object(stem), kernel, [call(n, stem, run, case) for n, case in enumerate(cases)])

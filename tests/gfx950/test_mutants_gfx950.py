@@ -13,7 +13,6 @@ from emulator import reset
 from mutant_subjects import kernels, subject
 from mutants import Result, hunt
 
-EACH = 1
 SEED = 1
 
 
@@ -22,8 +21,9 @@ def family(kernel: str) -> str:
 
 
 def run(kernel: str) -> Result:
+    """One mutant of each kind, two where kernels are few."""
     reset()
-    return hunt(subject(kernel), EACH, f"{SEED} {kernel}")
+    return hunt(subject(kernel), 1 if "gemm" in kernel else 2, f"{SEED} {kernel}")
 
 
 def worker(path: list[str]) -> None:
@@ -65,8 +65,10 @@ def test_mutants(results):
     survivors = [f"{kernel} {mutant}" for kernel, mutant, how in found if not how]
     for line in survivors:
         print("survived:", line)
-    equal, missed, all_ = (sum(f(r.drawn_from) for r in results.values()) for f in (
-        lambda d: d.equal, lambda d: len(d.missed), lambda d: d.instructions))
+    equal, missed, all_ = (
+        sum(f(r.drawn_from) for r in results.values())
+        for f in (lambda d: d.equal, lambda d: len(d.missed), lambda d: d.instructions)
+    )
     print(f"changed waits that are the same kernel: {equal}; instructions reached: {all_ - missed} of {all_}")
     assert len(found) >= 200
     assert len(survivors) <= 0.05 * len(found)
