@@ -26,6 +26,7 @@ class Mutant:
     kind: str
     pc: int
     text: str  # the instruction that was
+    around: str  # some instructions before it, >itself<, some after
     at: int  # offset in the file
     words: tuple[int, ...]  # what stands there now
 
@@ -82,7 +83,9 @@ def second_word(w: list[int], flip: int) -> list[int]:
 def wait_mutations(w: list[int]) -> Iterator[tuple[str, list[int]]]:
     vm, lgkm = (w[0] & 15) | (w[0] >> 14 & 3) << 4, w[0] >> 8 & 15
     if vm < 63:
-        yield "vmcnt + 1", [(w[0] & ~0xC00F) | (vm + 1 & 15) | (vm + 1 >> 4) << 14]
+        for more in (1, 3):
+            weaker = min(vm + more, 63)
+            yield f"vmcnt + {more}", [(w[0] & ~0xC00F) | (weaker & 15) | (weaker >> 4) << 14]
         yield "vmcnt dropped", [w[0] | 0xC00F]
     if lgkm < 15:
         yield "lgkmcnt + 1", [(w[0] & ~0xF00) | (lgkm + 1) << 8]
@@ -281,11 +284,15 @@ def all_mutants(subject: Subject, module: Module) -> Mutants:
             continue
         following = listing[n + 1][2] if n + 1 < len(listing) else ""
         words = list(struct.unpack_from(f"<{size // 4}I", image, base + pc))
+        before, after = (
+            "; ".join(t for _, _, t in part) for part in (listing[max(0, n - 5) : n], listing[n + 1 : n + 6])
+        )
+        around = f"{before}; >{text}<; {after}"
         for kind, new in mutations(words, text):
             if idle(kind, text, following, stat):
                 found.equal += 1
             else:
-                found.all.append(Mutant(kind, pc, text, base + pc, tuple(new)))
+                found.all.append(Mutant(kind, pc, text, around, base + pc, tuple(new)))
     return found
 
 

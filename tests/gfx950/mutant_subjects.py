@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import re
 from collections.abc import Callable
@@ -11,7 +12,8 @@ import numpy as np
 import test_gemm_gfx950 as gemm
 import test_quantize_gfx950 as quantize
 import torch
-from emulator import Buffer, Module, launch, library, set_option
+from emulator import Buffer, Module, check, launch, library, set_option
+from inputs import random_operand
 from mutants import Subject
 
 LANDINGS = ("late", "early", "seed")
@@ -41,14 +43,16 @@ ROWS = [
     ([300], 264, 672, 0, 0),
     ([7, 130], 520, 288, 270, 2),
 ]
-MANY_ROWS = ([1 if g % 70 == 2 else 0 for g in range(599)] + [1000], 8, 32, 3, 0)
+LONG_ROWS = ([5, 0, 9], 520, 4224, 3, 0)  # several chunks of bodies
+MANY_ROWS = ([1 if g % 70 == 2 else 0 for g in range(599)] + [1000], 264, 32, 3, 0)
 # lengths (of blocks in the plain layout), n, k, columns past the last group, shift, plain layout
 DEPTH = [
     ([40, 0, 33], 16, 24, 11, 4, False),
     ([1, 0, 19], 264, 264, 32, 0, True),
     ([385, 0, 130], 40, 520, 70, 2, False),
 ]
-MANY_DEPTH = ([7 * g % 40 if g % 70 == 3 else 0 for g in range(599)] + [500], 8, 8, 0, 0, False)
+LONG_DEPTH = ([4200, 130, 7], 8, 16, 3, 0, False)
+MANY_DEPTH = ([7 * g % 40 if g % 70 == 3 else 0 for g in range(599)] + [500], 8, 264, 0, 0, False)
 
 
 def widths(kernel: str) -> list[int]:
@@ -118,14 +122,17 @@ QUANTIZE = [  # shape of x, offs, rounding, flavour of the values
     ((2, 33, 136), None, "even", "wide"),
     ((131, 47), [130], "ceil", "bits"),
 ]
-EDGES = [1, 2, 7, 8, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129]  # of blocks, of what a lane holds, of tiles
+# Where blocks, what a lane holds and tiles begin and end.
+EDGES = [1, 2, 3, 4, 5, 6, 7, 8, 31, 32, 33, 44, 63, 64, 65, 86, 95, 96, 97, 107, 127, 128, 129]
 FLAVOURS = ["normal", "tiny", "specials", "bits", "wide"]
 QUANTIZE += [
-    ((rows, EDGES[5 * n % 16]), [[rows // 2, rows], None][n % 2], quantize.MODES[n // 2 % 4], FLAVOURS[n % 5])
-    for n, rows in enumerate(EDGES)
-]
+    ((EDGES[n % 23], EDGES[7 * n % 23]), [[EDGES[n % 23] // 2, EDGES[n % 23]], None][n % 2], quantize.MODES[n // 5 % 4],
+     FLAVOURS[n % 5])
+    for n in range(46)
+]  # fmt: skip
 QUANTIZE += [((400, 20), None, "even", "specials"), ((3, 257, 9), None, "floor", "tiny")]
-QUANTIZE += [((150, 34), [g // 3 + g // 250 * 50 for g in range(259)], "rceil", "tiny")]
+MANY = quantize.lengths_to_offs([1 + g // 250 * 20 if g % 11 in (2, 3, 6, 7) else 0 for g in range(259)])
+QUANTIZE += [((MANY[-1] + 3, 34), MANY, "rceil", "tiny")]
 
 
 def padding_call(number: int, rows: int, depth: int, offs: list[int]) -> Callable[[Module], list[np.ndarray]]:
@@ -178,6 +185,64 @@ def far_call(number: int, kernel: str, rows: int, cols: int) -> Callable[[Module
     return run
 
 
+BAD_OFFS = [[-5, 40, 64], [64, 32, 96], [50, 10**6, 2**31 - 1], [-(2**31), -1, -1], [96, 0, 96], [33, 65, 97]]
+BAD_OFFS += [[40, 2**31 - 1, -7, 20] * 150]
+
+
+def bad_offs_call(number: int, op: str, stem: str, kernel: str) -> Callable[[Module], list[np.ndarray]]:
+    """What bad offsets are made good to is part of the kernel."""
+    offs = torch.tensor(BAD_OFFS[number % len(BAD_OFFS)], dtype=torch.int32)
+    extents = ((100, 64), (len(offs), 8, 64)) if op == "rows" else ((16, 160), (24, 160))
+    a, b = (random_operand(shape, "finite", number + n, gemm.CPU) for n, shape in enumerate(extents))
+    plain = bool(number % 2)
+
+    def run(module: Module) -> list[np.ndarray]:
+        schedule(number)
+        if op == "rows":
+            return in_place_of(stem, module, lambda: harness.gemm_rows(a, b, offs, torch.float32, kernel=kernel))
+        return in_place_of(stem, module, lambda: harness.gemm_depth(a, b, offs, torch.float32, None, plain, kernel))
+
+    return run
+
+
+def random_cases(op: str) -> list[tuple]:
+    """Small calls whose groups and extents begin and end everywhere, for what looks for groups and tiles."""
+    rng, cases = np.random.default_rng(0), []
+    for _ in range(14):
+        n, k = (int(rng.choice([1, 2, 5, 8, 33, 64])) for _ in range(2))
+        lengths = [int(x) for x in rng.choice([0, 1, 5, 31, 32, 64, 97, 128, 256, 257], rng.integers(1, 6))]
+        tail = int(rng.choice([0, 1, 40]))
+        if op == "rows":
+            cases.append((lengths, n, 32 * int(rng.choice([1, 2, 7, 8, 9])), tail, 0))
+        else:
+            plain = bool(rng.integers(2))
+            cases.append(([x // 32 for x in lengths] if plain else lengths, n, k, tail // 32 * 32, 0, plain))
+    return cases
+
+
+def far_padding_call(number: int) -> Callable[[Module], list[np.ndarray]]:
+    """The last columns of rows that lie more than 4 GiB apart."""
+    rows, depth, used = 40, 1 << 27, (1 << 27) - 64
+
+    def run(module: Module) -> list[np.ndarray]:
+        schedule(number)
+        data, scale, offs = quantize.Sparse(rows * depth), quantize.Sparse(rows * depth // 32), Buffer(4)
+        ends = [data.bytes.reshape(rows, depth)[:, -96:], scale.bytes.reshape(rows, -1)[:, -3:]]
+        for end in ends:
+            end[:] = 1
+        try:
+            check(library().hipMemsetD32Async(ctypes.c_void_p(offs.ptr), used, ctypes.c_size_t(1), None))
+            args = quantize.PaddingArgs(data.ptr, scale.ptr, offs.ptr, rows, depth, 1)
+            launch(module.function("mx_zero_padding_gfx950"), [5, 1], [256], [args])
+            return [end.copy() for end in ends]
+        finally:
+            library().emu_clear_error()
+            for b in (data, scale, offs):
+                b.free()
+
+    return run
+
+
 @functools.cache
 def kernels() -> list[str]:
     """Every kernel of the code objects."""
@@ -198,7 +263,7 @@ def subject(kernel: str) -> Subject:
             (25, 8192, [-5]),
             (9, 4096, []),
         ]
-        calls = [padding_call(n, *case) for n, case in enumerate(cases)]
+        calls = [*(padding_call(n, *case) for n, case in enumerate(cases)), far_padding_call(len(cases))]
         return Subject(harness.code_object("quantize_gfx950"), kernel, calls)
     if "quantize" in kernel:
         calls = [quantize_call(n, kernel, case) for n, case in enumerate(QUANTIZE)]
@@ -206,12 +271,15 @@ def subject(kernel: str) -> Subject:
         return Subject(harness.code_object("quantize_gfx950"), kernel, calls)
     stem = "prepare_gfx950" if "prepare" in kernel else "gemm_gfx950"
     call, cases, op = (rows_call, ROWS, "rows") if "rows" in kernel else (depth_call, DEPTH, "depth")
-    run = kernel
-    if stem == "prepare_gfx950":
-        run = f"mx_gemm_{op}_gfx950_256x256_f32_any"
-        cases = [*cases, MANY_ROWS if op == "rows" else MANY_DEPTH]
-    elif op == "rows":
+    if stem == "gemm_gfx950" and op == "rows":
         cases = [*cases, *(([2], n, 32, 0, 0) for n in widths(kernel))]
-    else:
+    elif stem == "gemm_gfx950":
         cases = [*cases, *(([3], 2, n, 0, 0, False) for n in widths(kernel))]
-    return Subject(harness.code_object(stem), kernel, [call(n, stem, run, case) for n, case in enumerate(cases)])
+    else:
+        cases = [*cases, LONG_ROWS if op == "rows" else LONG_DEPTH, *random_cases(op)]
+        cases += [MANY_ROWS if op == "rows" else MANY_DEPTH]
+    run = f"mx_gemm_{op}_gfx950_256x256_f32_any" if stem == "prepare_gfx950" else kernel
+    calls = [call(n, stem, run, case) for n, case in enumerate(cases)]
+    if stem == "prepare_gfx950":
+        calls[-1:-1] = [bad_offs_call(n, op, stem, run) for n in range(len(BAD_OFFS))]
+    return Subject(harness.code_object(stem), kernel, calls)

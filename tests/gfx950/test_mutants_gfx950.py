@@ -1,9 +1,13 @@
-"""The emulator and the calls of a kernel must notice a kernel that is wrong: mutants of every built gfx950 kernel."""
+"""The emulator and the calls of a kernel must notice a kernel that is wrong: mutants of every built gfx950 kernel.
+
+`pytest -s` prints the mutants by kind and operation, and each survivor with the reason.
+"""
 
 from __future__ import annotations
 
 import collections
 import os
+import re
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -11,9 +15,62 @@ from multiprocessing import get_context
 import pytest
 from emulator import reset
 from mutant_subjects import kernels, subject
-from mutants import Result, hunt
+from mutants import Mutant, Result, hunt
 
 SEED = 1
+
+# Mutants that are the same kernel, proven: (kernel, kind, the >instruction< among those around it, argument).
+EQUAL = [
+    ("gemm", "vmcnt [+] 1", r">s_waitcnt vmcnt\((16|12)\) lgkmcnt\(0\)<; s_barrier",
+     "in the step that follows the scales' two loads they count as well, so that its waits have a slack of two (the "
+     "mutants 'vmcnt + 3' of the same waits are caught)"),
+    ("gemm", "EXEC mask dropped|comparison", r"s_and_saveexec_b64 \S+, vcc<?; s_cbranch_execz \d+;.*; ds_write_b128",
+     "the loop that clears LDS begins with every lane below its end"),
+    ("gemm", "comparison", r">s_cmpk_gt_i32 s\d+, 0xff<", "a depth is a multiple of 32, so never 255"),
+    ("gemm", "operation", r"v_lshlrev_b32_e32 (v\d+), 23, \1.*>v_add_u32_e32 v\d+, v\d+, \1<",
+     "a fill past the contraction's end by p = 32 to 448 adds p << 23; subtracted it is (512 - p) << 23, as far out"),
+    ("gemm", "lgkmcnt", r"s_cbranch_execnz \d+; s_or_b64 exec, exec, \S+; >s_waitcnt lgkmcnt\(0\)<",
+     "the wait for the scales' addresses, lgkmcnt(0) before the first fill, waits for the cleared LDS as well"),
+]  # fmt: skip
+
+# Why mutants survive: (kernel, kind, the >instruction< among those around it, reason). They count as not caught.
+SURVIVORS = [
+    ("gemm", "LDS data register", r">ds_write_b128 v\d+, v\[",
+     "LDS is cleared only so that it holds no NaN where a fill writes nothing; neither do the other registers"),
+    ("gemm", "vmcnt", r">s_waitcnt vmcnt\(0\) lgkmcnt\(0\)<",
+     "more than 63 loads and stores follow the last fills, and the counter lets no more be in flight"),
+    ("gemm", "constant", r">v_lshlrev_b32_e32 v\d+, 23,", "only operands of 2^27 bytes and more tell its bits apart"),
+    ("gemm", "constant", r">v_and_b32_e32 v\d+, 24,", "the bit that is added to the mask is 0 in the masked value"),
+    ("gemm", "EXEC|comparison|branch|operation|constant", r"global_store|s_orn2_b64|s_load_dwordx2 \S+ \S+ 0x140|0x200",
+     "loops that store zeros, or bf16 elements from LDS: they store the same twice, or take a single turn"),
+    ("prepare", "store", r"offset:3(52|68)<", "the fields of a tile description that are not used"),
+    ("", "branch inverted", ">s_cbranch_exec", "EXEC is 0 each time, and what the branch skips does nothing then"),
+    ("", "SGPR|constant|operation",
+     r">(s_(mul_hi|ashr|lshr|addc|subb)\w*|v_ashrrev_i32_e32 v\d+, 31)|s_mul_hi_u32 [^>]*>s_add_i32",
+     "the upper half of a 64-bit number, 0 in all calls but a few"),
+    ("", "comparison|and, or", r">(v_cmp_\w\w_i64|s_and_b64 \S+ (vcc|\S+), exec)",
+     "the smaller or larger of two sizes: equal ones give the same, and what no tile exceeds is not told apart"),
+    ("quantize", "comparison", r">v_cmp_ngt_f32_e32 vcc, 0,",
+     "negative is what a NaN block multiplies by; no block multiplies by 0, which takes a scale of 254"),
+    ("quantize_rows", "lgkmcnt", r">s_waitcnt lgkmcnt\(0\)<; s_barrier",
+     "a wave reads only what itself wrote to row_codes, and its own LDS accesses stay in order"),
+    ("quantize", "and, or", r">s_and_b64 .*s_cbranch_vccnz", "both conditions hold in all tiles of these calls"),
+    ("", "VALU operand", r">v_mov_b32_e32 v\d+, v\d+<; v_mov_b32", "one of many copies of a zero"),
+    ("prepare", "SGPR|VALU|comparison|select|operation",
+     r">(s_cselect_b32|s_cmp_ge_u32|v_mul_hi_u32|v_cmp_le_u32|v_cndmask|s_add_i32 s\d+, s\d+, 1)",
+     "a division by the reciprocal: the quotient needs no correction, or is 0"),
+    ("prepare", "comparison", r">v_cmp_lt_i32", "an operand of exactly so many rows has an empty buffer either way"),
+    ("prepare", "EXEC write dropped", r">s_or_b64 exec, exec", "all lanes of the wave are on one side"),
+    ("prepare_depth", "VALU operand", r">v_cmp_eq_u32", "the order of groups of one length"),
+    ("prepare", "VALU result", r">v_min_u32", "a group that begins past the operand is as empty as one at its end"),
+]  # fmt: skip
+
+
+def reason(kernel: str, mutant: Mutant, table: list[tuple[str, str, str, str]]) -> str | None:
+    for where, kind, around, why in table:
+        if re.search(where, kernel) and re.search(kind, mutant.kind) and re.search(around, mutant.around):
+            return why
+    return None
 
 
 def family(kernel: str) -> str:
@@ -21,9 +78,9 @@ def family(kernel: str) -> str:
 
 
 def run(kernel: str) -> Result:
-    """One mutant of each kind, two where kernels are few."""
+    """One mutant of each kind."""
     reset()
-    return hunt(subject(kernel), 1 if "gemm" in kernel else 2, f"{SEED} {kernel}")
+    return hunt(subject(kernel), 1, f"{SEED} {kernel}")
 
 
 def worker(path: list[str]) -> None:
@@ -35,14 +92,14 @@ def worker(path: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, Result]:
-    """Per kernel its mutants with what showed each; in processes, since a mutant may do anything."""
-    names = sorted(kernels(), key=lambda name: "prepare" not in name)
+    """Of each kernel; in processes, since a mutant may do anything."""
+    names = sorted(kernels(), key=lambda name: "prepare" not in name)  # these take longest
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), worker, (sys.path,)) as pool:
         return dict(zip(names, pool.map(run, names), strict=True))
 
 
 def table(results: dict[str, Result]) -> str:
-    """Kind by family: mutants caught by a diagnosis + by wrong bits / all."""
+    """Kind by operation: mutants caught by a diagnosis + by wrong bits / all."""
     cells: dict[str, dict[str, collections.Counter]] = collections.defaultdict(
         lambda: collections.defaultdict(collections.Counter)
     )
@@ -60,15 +117,27 @@ def table(results: dict[str, Result]) -> str:
 
 
 def test_mutants(results):
-    print(table(results))
+    """Of at least 200, 95 % are caught, and the others are listed above."""
+    print("\n" + table(results))
     found = [(kernel, *pair) for kernel, result in results.items() for pair in result.mutants]
-    survivors = [f"{kernel} {mutant}" for kernel, mutant, how in found if not how]
-    for line in survivors:
-        print("survived:", line)
-    equal, missed, all_ = (
-        sum(f(r.drawn_from) for r in results.values())
-        for f in (lambda d: d.equal, lambda d: len(d.missed), lambda d: d.instructions)
+    lived = [(kernel, mutant) for kernel, mutant, how in found if not how]
+    equal = [x for x in lived if reason(*x, EQUAL)]
+    rest = [x for x in lived if not reason(*x, EQUAL)]
+    for name, those, list_ in (("the same kernel", equal, EQUAL), ("survived", rest, SURVIVORS)):
+        for kernel, mutant in those:
+            print(f"{name}: {kernel} {mutant}: {reason(kernel, mutant, list_) or 'NOT LISTED'}")
+    caught, counted = len(found) - len(lived), len(found) - len(equal)
+    print(
+        f"caught {caught} of {counted} mutants, {100 * caught / counted:.1f} %; {len(equal)} more are the same kernel"
     )
-    print(f"changed waits that are the same kernel: {equal}; instructions reached: {all_ - missed} of {all_}")
-    assert len(found) >= 200
-    assert len(survivors) <= 0.05 * len(found)
+    assert counted >= 200
+    assert caught >= 0.95 * counted
+    assert all(reason(*x, SURVIVORS) for x in rest)
+
+
+def test_calls_reach_the_code(results):
+    """Mutants are drawn from what the calls run, so that has to be nearly all."""
+    for kernel, result in results.items():
+        drawn = result.drawn_from
+        print(f"{kernel}: {len(drawn.missed)} of {drawn.instructions} instructions never run")
+        assert len(drawn.missed) <= 0.06 * drawn.instructions, drawn.missed
