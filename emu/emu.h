@@ -184,6 +184,7 @@ enum emu_flag : uint32_t {
     OPF_D16 = 1024, /* loads half a register, keeps the other half */
     OPF_VOP3B = 2048,
     OPF_OPSEL = 4096, /* op_sel picks a half of a 32-bit source */
+    OPF_ATOMIC = 8192,
 };
 
 struct emu_op {
@@ -280,7 +281,7 @@ enum emu_counter {
 };
 
 /* ---- a running wave ---- */
-enum emu_pkind : uint8_t { P_LOAD, P_STORE, P_DMA, P_DSREAD, P_DSWRITE, P_DSLANE, P_SMEM, P_CLOCK, P_FLAT };
+enum emu_pkind : uint8_t { P_LOAD, P_STORE, P_DMA, P_DSREAD, P_DSWRITE, P_DSLANE, P_SMEM, P_CLOCK, P_FLAT, P_ATOMIC };
 struct emu_pend {
     const struct emu_inst *i;
     enum emu_pkind kind;

@@ -216,7 +216,7 @@ static bool lanes_agree(struct emu_wave *w, const struct emu_pend *p, unsigned l
 }
 
 bool emu_race_lanes(struct emu_wave *w, const struct emu_pend *p) {
-    if (!w->b->l->races)
+    if (!w->b->l->races || p->kind == P_ATOMIC)
         return true;
     bool ok = true;
     mark me = mark_of(w);
