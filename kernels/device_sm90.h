@@ -31,6 +31,12 @@ INLINE uint32_t any_of_warp(uint32_t x) {
     return any;
 }
 INLINE uint32_t all_of_warp(uint32_t x) { return !any_of_warp(!x); }
+// x of another lane.
+INLINE uint32_t shuffle(uint32_t x, uint32_t lane) {
+    uint32_t y;
+    asm volatile("shfl.sync.idx.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=r"(y) : "r"(x), "r"(lane));
+    return y;
+}
 // An 8 x 8 matrix of 16-bit elements, two a lane, row by row; transposed.
 INLINE uint32_t transpose_8x8(uint32_t x) {
     uint32_t y;

@@ -24,11 +24,18 @@
 //
 // Sources: PTX ISA 8.8, sections on wgmma (fragments, matrix descriptors), mbarrier and cp.async.bulk.tensor.
 #include "device_sm90.h"
+#ifndef OFFSET
+#define OFFSET 1
+#endif
+#ifndef QS
+#define QS 3
+#define HV 4
+#endif
 
 enum {
     P_STAGES = 3,
-    Q_STAGES = 3,
-    HALVES = 4,
+    Q_STAGES = QS,
+    HALVES = HV,
     SLOTS = 4,
     P_BOX = MX_SM90_P * 64,
     Q_BOX = MX_SM90_Q * 64,
@@ -59,7 +66,12 @@ INLINE void advance(struct ring *ring, uint32_t count) {
     if (++ring->index == count) *ring = (struct ring){0, ring->parity ^ 1};
 }
 // Barrier numbers of the rings' first buffers: full ones; the empty ones are PAIRS further.
-enum { P_RING, Q_RING = P_RING + P_STAGES, HALF_RING = Q_RING + Q_STAGES, SLOT_RING = HALF_RING + HALVES };
+enum {
+    P_RING,
+    Q_RING = P_RING + P_STAGES,
+    HALF_RING = Q_RING + Q_STAGES,
+    SLOT_RING = HALF_RING + HALVES,
+};
 INLINE uint32_t full(uint32_t ring, uint32_t index) { return shared_address(shared) + BARRIERS_AT + 8 * (ring + index); }
 INLINE uint32_t empty(uint32_t ring, uint32_t index) { return full(ring, index) + 8 * PAIRS; }
 INLINE void wait_full(uint32_t ring, struct ring at) { barrier_wait(full(ring, at.index), at.parity); }
@@ -259,7 +271,7 @@ INLINE void convert_q(struct mx_sm90_plan plan, int masked) {
                 const uint32_t at = from + q.index * 2 * Q_BOX + h * Q_BOX;
                 uint32_t x[16];
                 UNROLL for (int c = 0; c < 4; c++) LOAD_SHARED4(x + 4 * c, at + (16 * c ^ from_swizzle));
-                if (masked) {
+                if (masked && block + 4 > blocks) {
                     const uint32_t low = block + 2 * h < blocks ? ~0u : 0, high = block + 2 * h + 1 < blocks ? ~0u : 0;
                     UNROLL for (int i = 0; i < 16; i++) x[i] &= i < 8 ? low : high;
                 }
@@ -339,14 +351,18 @@ INLINE uint64_t describe_half(uint32_t index) {
         LOAD_SHARED4((x) + 4, (at) + 512);                                                                             \
     } while (0)
 
-// The bytes of two rows and their factors -> the fragments of four wgmma. `mask` clears the bytes.
-INLINE void convert_fragment(uint32_t *fragment, const uint32_t *x, uint32_t factor0, uint32_t factor1, uint32_t mask) {
+INLINE void clear_unless(uint32_t *x, uint32_t mask) {
+    UNROLL for (int i = 0; i < 8; i++) x[i] &= mask;
+}
+
+// The bytes of two rows and their factors -> the fragments of four wgmma.
+INLINE void convert_fragment(uint32_t *fragment, const uint32_t *x, uint32_t factor0, uint32_t factor1) {
     UNROLL for (int i = 0; i < 4; i++) {
         uint32_t low, high;
-        decode_e4m3(x[i] & mask, &low, &high);
+        decode_e4m3(x[i], &low, &high);
         fragment[4 * i] = multiply_f16x2(low, factor0);
         fragment[4 * i + 2] = multiply_f16x2(high, factor0);
-        decode_e4m3(x[4 + i] & mask, &low, &high);
+        decode_e4m3(x[4 + i], &low, &high);
         fragment[4 * i + 1] = multiply_f16x2(low, factor1);
         fragment[4 * i + 3] = multiply_f16x2(high, factor1);
     }
@@ -403,8 +419,8 @@ INLINE float p_factor(struct part part, int f, int h) {
 INLINE uint32_t q_references(struct part part, int i, int j) {
     return load_shared_half(part.slot + REFS_AT + MX_SM90_P + 32 * i + 8 * part.quad + 2 * j);
 }
-INLINE f32x2 q_factors(struct part part, int i, int j) {
-    return load_shared_float2(part.slot + FACTORS_AT + 4 * (MX_SM90_P + 32 * i + 8 * part.quad + 2 * j));
+INLINE uint32_t q_factors_address(struct part part, int i, int j) {
+    return part.slot + FACTORS_AT + 4 * (MX_SM90_P + 32 * i + 8 * part.quad + 2 * j);
 }
 
 // The second factors, where they are not 1.
@@ -434,11 +450,11 @@ INLINE void store_tile(float *d0, float *d1, struct part part, struct problem pr
         UNROLL for (int i = 0; i < 4; i++) {
             const int32_t count = part.q_rows - 32 * i - 8 * part.quad;
             float x[8];
-            UNROLL for (int j = 0; j < 8; j += 2) {
-                const f32x2 q = q_factors(part, i, j / 2);
-                x[j] = (f ? d1 : d0)[16 * i + 2 * j + 2 * h] * p * q.x;
-                x[j + 1] = (f ? d1 : d0)[16 * i + 2 * j + 2 * h + 1] * p * q.y;
-            }
+            uint32_t q[8];
+            LOAD_SHARED4(q, q_factors_address(part, i, 0));
+            LOAD_SHARED4(q + 4, q_factors_address(part, i, 2));
+            UNROLL for (int j = 0; j < 8; j++)
+                x[j] = (f ? d1 : d0)[16 * i + 4 * (j / 2) + 2 * h + j % 2] * p * __builtin_bit_cast(float, q[j]);
             if (part.bias >= 0) {
                 UNROLL for (int j = 0; j < 8; j++)
                     if (j < count) x[j] += problem.bias[part.bias + 32 * i + 8 * part.quad + j];
@@ -457,7 +473,7 @@ INLINE void store_swapped_tile(float *d0, float *d1, struct part part, struct pr
         const float p = p_factor(part, f, h);
         const float bias = part.bias >= 0 && row < part.p_rows ? problem.bias[part.bias + row] : 0;
         UNROLL for (int i = 0; i < 4; i++) UNROLL for (int j = 0; j < 4; j++) {
-            const f32x2 q = q_factors(part, i, j);
+            const f32x2 q = load_shared_float2(q_factors_address(part, i, j));
             float x[2];
             UNROLL for (int b = 0; b < 2; b++) {
                 x[b] = (f ? d1 : d0)[16 * i + 4 * j + 2 * h + b] * p * q[b];
@@ -624,14 +640,16 @@ INLINE struct part part_of(uint32_t slot, struct problem problem) {
 
 // Warpgroups 2 and 3. A step has two halves of the contraction and two fragments of rows: four groups of wgmma, of which
 // two are in flight; while they run, the next fragment's bytes are loaded and converted.
-INLINE void consume(struct problem problem, struct mx_sm90_plan plan, struct kind kind) {
+INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t warpgroup, struct kind kind) {
     const uint32_t lane = thread_id() & 31, quad = lane & 3;
-    const uint32_t warpgroup = (thread_id() >> 7) - 2, row = (thread_id() >> 5 & 3) * 16 + (lane >> 2);
+    const uint32_t row = (thread_id() >> 5 & 3) * 16 + (lane >> 2);
     const uint32_t from = p_stage(0) + (warpgroup * 128 + row) * 64 + ((quad ^ (row >> 1 & 3)) << 4);
     const uint32_t shift = quad >> 1 << 3; // of this lane's block in the low half of a step's scales
     struct ring slot = {}, p = {}, half = {};
     uint32_t seen = 0;
     struct open_tile tile = open_tile(slot, plan, warpgroup, row);
+    // The second warpgroup starts some halves later, and so one multiplies while the other stores.
+    if (OFFSET && warpgroup == 1 && tile.blocks > 2 * HALVES) barrier_wait(full(HALF_RING, HALVES - 1), 0);
     while (TILE_FIELD(tile.slot, p_rows)) {
         if (tile.blocks <= 0) {
             const struct part part = part_of(tile.slot, problem);
@@ -655,14 +673,15 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, struct kin
                 high[i] = SCALE_FACTOR(tile.scales[i], shift + 16);
             }
             const int32_t mine = block + (int32_t)(quad >> 1);
-            const uint32_t low_mask = !kind.depth || mine < tile.blocks ? ~0u : 0;
-            const uint32_t high_mask = !kind.depth || mine + 2 < tile.blocks ? ~0u : 0;
+            const int partial = kind.depth && block + 4 > tile.blocks;
+            const uint32_t low_mask = mine < tile.blocks ? ~0u : 0, high_mask = mine + 2 < tile.blocks ? ~0u : 0;
             const int more = block + 4 < tile.blocks;
             if (more) load_scales(&tile);
 
             WGMMA_WAIT(1);
             PIN(x0);
-            convert_fragment(f0, x0, low[0], low[1], low_mask);
+            if (partial) clear_unless(x0, low_mask);
+            convert_fragment(f0, x0, low[0], low[1]);
             LOAD_FRAGMENT(x0, at + P_BOX);
             wait_full(HALF_RING, half);
             uint64_t b = describe_half(half.index);
@@ -672,13 +691,15 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, struct kin
             if (block && lane == 0) barrier_arrive(empty(HALF_RING, previous));
             previous = half.index;
             advance(&half, HALVES);
-            convert_fragment(f1, x1, low[2], low[3], low_mask);
+            if (partial) clear_unless(x1, low_mask);
+            convert_fragment(f1, x1, low[2], low[3]);
             LOAD_FRAGMENT(x1, at + P_BOX + 64 * 64);
             MULTIPLY(d1, f1, b);
 
             WGMMA_WAIT(1);
             PIN(x0);
-            convert_fragment(f0, x0, high[0], high[1], high_mask);
+            if (partial) clear_unless(x0, high_mask);
+            convert_fragment(f0, x0, high[0], high[1]);
             advance(&p, P_STAGES);
             if (more) {
                 wait_full(P_RING, p);
@@ -692,7 +713,8 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, struct kin
             if (lane == 0) barrier_arrive(empty(HALF_RING, previous));
             previous = half.index;
             advance(&half, HALVES);
-            convert_fragment(f1, x1, high[2], high[3], high_mask);
+            if (partial) clear_unless(x1, high_mask);
+            convert_fragment(f1, x1, high[2], high[3]);
             // An arrive does not wait for earlier loads: its address depends on the last loaded value.
             sync_warp();
             if (lane == 0) barrier_arrive(release + (f1[15] & (uint32_t)plan.zero));
@@ -727,7 +749,7 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, struct kin
 // ------------------------------------------------------------------------------------------------------------ kernels
 
 INLINE void gemm(struct problem problem, struct mx_sm90_plan plan, uint64_t p_map, struct kind kind) {
-    const uint32_t warpgroup = thread_id() >> 7;
+    const uint32_t warpgroup = shuffle(thread_id() >> 7, 0); // so the compiler knows it to be the same in a warp
     if (thread_id() == 0) {
         const uint32_t arrivals[] = {1, 1, CONVERTER_WARPS, 32};
         const uint32_t releases[] = {CONSUMER_WARPS, CONVERTER_WARPS, CONSUMER_WARPS,
@@ -757,7 +779,7 @@ INLINE void gemm(struct problem problem, struct mx_sm90_plan plan, uint64_t p_ma
         convert_q(plan, kind.depth);
     } else {
         SET_REGISTERS_UP(208);
-        consume(problem, plan, kind);
+        consume(problem, plan, warpgroup - 2, kind);
     }
 }
 

@@ -39,8 +39,7 @@ enum {
     MX_SM90_WINDOW = 22,        // binades of scales that a row may have on the fast way
     MX_SM90_EXACT = 255,        // reference of a row that goes the exact way
     MX_SM90_SORTED_GROUPS = 1024, // up to so many groups are started longest first
-    MX_SM90_BLOCKS_PER_PREPARE = 4, // row blocks that a block of prepare takes
-    MX_SM90_SHARED_BYTES = 216 * 1024,
+    MX_SM90_SHARED_BYTES = 220 * 1024,
 };
 
 // Every GEMM kernel of gemm_rows: name, whether P and Q are swapped. gemm_depth has one, mx_gemm_depth_sm90. Each takes any
@@ -85,7 +84,8 @@ struct mx_sm90_plan {
     int32_t token_blocks;         // gemm_rows: row blocks of tokens, the most that any offs make
     int32_t group_blocks;         // gemm_rows: row blocks of one group's weights
     int32_t p_blocks, q_blocks;   // gemm_depth: row blocks
-    int32_t raster;               // gemm_rows: token tiles that are walked together, for the L2 cache
+    int32_t halves_at_once;       // gemm_depth: half row blocks that a block of prepare takes
+    int32_t raster;               // rows of tiles that are walked together, for the L2 cache
     int32_t swapped;              // P is the weights
     int32_t copies;               // operands not 16-byte aligned: the kernel copies bytes, with no tensor maps
     int32_t zero;                 // 0, where the compiler must not know it
@@ -147,8 +147,7 @@ static inline struct mx_sm90_plan mx_sm90_plan_rows(const struct mx_rows_args *a
     const int64_t weight_blocks = args->groups * plan.group_blocks;
     const int64_t p_blocks = swapped ? weight_blocks : plan.token_blocks;
     const int64_t q_blocks = swapped ? plan.token_blocks : weight_blocks;
-    const int64_t scale_blocks = mx_sm90_div_up(plan.token_blocks, MX_SM90_BLOCKS_PER_PREPARE) +
-                                 mx_sm90_div_up(weight_blocks, MX_SM90_BLOCKS_PER_PREPARE);
+    const int64_t scale_blocks = 2 * (plan.token_blocks + weight_blocks);
     mx_sm90_finish_plan(&plan, token_tiles * weight_tiles, p_blocks, q_blocks, p_blocks, q_blocks, scale_blocks,
                         multiprocessors);
     return plan;
@@ -157,7 +156,7 @@ static inline struct mx_sm90_plan mx_sm90_plan_rows(const struct mx_rows_args *a
 // out[g] (+)= a[:, group g] . b[:, group g]^T: a row block's steps are those of all groups, each group's own.
 static inline struct mx_sm90_plan mx_sm90_plan_depth(const struct mx_depth_args *args, void *workspace,
                                                      int32_t multiprocessors) {
-    struct mx_sm90_plan plan = {.workspace = (uint8_t *)workspace};
+    struct mx_sm90_plan plan = {.workspace = (uint8_t *)workspace, .raster = 8};
     plan.p_map = (struct mx_sm90_map){args->a, args->n, args->depth, MX_SM90_P};
     plan.q_map = (struct mx_sm90_map){args->b, args->k, args->depth, MX_SM90_Q};
     plan.copies = mx_sm90_unaligned(args->a, args->b);
@@ -166,8 +165,9 @@ static inline struct mx_sm90_plan mx_sm90_plan_depth(const struct mx_depth_args 
     plan.q_tiles = (int32_t)mx_sm90_div_up(args->k, MX_SM90_Q);
     plan.p_blocks = 2 * plan.p_tiles;
     plan.q_blocks = plan.q_tiles;
-    const int64_t scale_blocks =
-        args->groups * mx_sm90_div_up(plan.p_blocks + plan.q_blocks, MX_SM90_BLOCKS_PER_PREPARE);
+    const int64_t halves = 2 * (plan.p_blocks + plan.q_blocks), at_once = args->groups * halves / 8192;
+    plan.halves_at_once = at_once < 1 ? 1 : (int32_t)at_once;
+    const int64_t scale_blocks = args->groups * mx_sm90_div_up(halves, plan.halves_at_once);
     mx_sm90_finish_plan(&plan, args->groups * plan.p_tiles * plan.q_tiles, plan.p_blocks, plan.q_blocks,
                         args->groups * plan.p_blocks, args->groups * plan.q_blocks, scale_blocks, multiprocessors);
     return plan;
