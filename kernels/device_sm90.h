@@ -9,6 +9,7 @@
 #define ROLLED _Pragma("clang loop unroll(disable)")
 
 typedef uint32_t u32x4 __attribute__((ext_vector_type(4)));
+typedef int16_t i16x2 __attribute__((ext_vector_type(2)));
 typedef float f32x2 __attribute__((ext_vector_type(2)));
 typedef float f32x4 __attribute__((ext_vector_type(4)));
 

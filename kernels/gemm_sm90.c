@@ -37,19 +37,19 @@ enum {
     Q_STAGES = QS,
     HALVES = HV,
     SLOTS = 4,
-    P_BOX = MX_SM90_P * 64,
-    Q_BOX = MX_SM90_Q * 64,
+    BOX_BYTES = MX_SM90_ROW_BLOCK * 64,
+    STAGE_BYTES = 2 * BOX_BYTES, // 128 rows, 128 of the contraction
     HALF_BYTES = MX_SM90_Q * 128,
     // A slot: the tile, P's references and Q's, a byte each, and their factors, a float each.
     REFS_AT = sizeof(struct mx_sm90_tile),
     FACTORS_AT = REFS_AT + MX_SM90_P + MX_SM90_Q,
     SLOT_BYTES = FACTORS_AT + 4 * (MX_SM90_P + MX_SM90_Q),
-    Q_AT = P_STAGES * 2 * P_BOX,
-    HALVES_AT = Q_AT + Q_STAGES * 2 * Q_BOX,
+    Q_AT = 2 * P_STAGES * STAGE_BYTES,
+    HALVES_AT = Q_AT + Q_STAGES * STAGE_BYTES,
     SLOTS_AT = HALVES_AT + HALVES * HALF_BYTES,
     BARRIERS_AT = SLOTS_AT + SLOTS * SLOT_BYTES,
-    PAIRS = P_STAGES + Q_STAGES + HALVES + SLOTS,
-    PRODUCER_WARPS = 1,
+    PAIRS = 2 * P_STAGES + Q_STAGES + HALVES + SLOTS,
+    FILLING_WARPS = 3,
     CONVERTER_WARPS = 4,
     CONSUMER_WARPS = 8,
 };
@@ -67,8 +67,8 @@ INLINE void advance(struct ring *ring, uint32_t count) {
 }
 // Barrier numbers of the rings' first buffers: full ones; the empty ones are PAIRS further.
 enum {
-    P_RING,
-    Q_RING = P_RING + P_STAGES,
+    P_RING, // warpgroup 2's, then 3's
+    Q_RING = P_RING + 2 * P_STAGES,
     HALF_RING = Q_RING + Q_STAGES,
     SLOT_RING = HALF_RING + HALVES,
 };
@@ -76,9 +76,6 @@ INLINE uint32_t full(uint32_t ring, uint32_t index) { return shared_address(shar
 INLINE uint32_t empty(uint32_t ring, uint32_t index) { return full(ring, index) + 8 * PAIRS; }
 INLINE void wait_full(uint32_t ring, struct ring at) { barrier_wait(full(ring, at.index), at.parity); }
 INLINE void wait_empty(uint32_t ring, struct ring at) { barrier_wait(empty(ring, at.index), at.parity ^ 1); }
-
-INLINE uint32_t p_stage(uint32_t index) { return shared_address(shared) + index * 2 * P_BOX; }
-INLINE uint32_t q_stage(uint32_t index) { return shared_address(shared) + Q_AT + index * 2 * Q_BOX; }
 
 // What a kernel multiplies: gemm_rows and gemm_depth alike.
 struct problem {
@@ -103,8 +100,8 @@ INLINE uint32_t slot_address(uint32_t index) { return shared_address(shared) + S
 INLINE int64_t load_shared64(uint32_t at) { return (int64_t)((uint64_t)load_shared(at + 4) << 32 | load_shared(at)); }
 
 // An accumulator is the sum times 2^(2 * 7 - (p - 127) - (q - 127)), with p and q its references. To undo it, it is multiplied
-// by a power of two for each, its factor; where references are far from 127 (not MODERATE), by the square root of each,
-// twice: then what overflows or vanishes on the way does so in the end.
+// by a power of two for each, its factor; where references are far from 127 (not MODERATE), by the square root of both,
+// twice: what is on the way is then between the first and the last, and overflows or vanishes only if that does.
 INLINE float factor_of(uint32_t reference, uint32_t moderate) {
     return power_of_two((((int32_t)reference - 134) >> !moderate) + 127);
 }
@@ -165,40 +162,45 @@ INLINE void fetch_tiles(struct mx_sm90_plan plan) {
 
 // ------------------------------------------------------------------------------------------------------- fill stages
 
-// Warp 0: both operands' stages, tile after tile. One lane is enough.
-INLINE void fill_stages(uint64_t p_map) {
-    struct ring slot = {}, p = {}, q = {};
+// What one warp fills: the stages of a ring, with 128 rows of an operand each.
+struct filling {
+    uint32_t ring, stages;
+    uint32_t to;      // the ring's first stage
+    uint64_t map;     // or
+    const uint8_t *from; // the operand
+    int64_t rows;     // of the whole operand
+    uint32_t row_at;  // where a tile in a slot has the first row
+    int32_t past_row; // that the stages begin
+};
+
+// One lane has the copy engine fill the ring, tile after tile.
+INLINE void fill_stages(struct filling it) {
+    struct ring slot = {}, at = {};
     for (;;) {
         wait_full(SLOT_RING, slot);
         const uint32_t tile = slot_address(slot.index);
         if (TILE_FIELD(tile, p_rows) == 0) return;
-        const int32_t p_row = TILE_FIELD(tile, p_row), q_row = TILE_FIELD(tile, q_row);
+        const int32_t y = (int32_t)load_shared(tile + it.row_at) + it.past_row;
         int32_t x = TILE_FIELD(tile, start);
         for (int32_t blocks = TILE_FIELD(tile, blocks); blocks > 0; blocks -= 4, x += MX_SM90_STEP) {
-            const uint32_t q_to = q_stage(q.index), q_full = full(Q_RING, q.index);
-            wait_empty(Q_RING, q);
-            barrier_expect(q_full, 2 * Q_BOX);
-            copy_box(q_to, p_map + 128, q_full, x, q_row);
-            copy_box(q_to + Q_BOX, p_map + 128, q_full, x + 64, q_row);
-            advance(&q, Q_STAGES);
-            const uint32_t p_to = p_stage(p.index), p_full = full(P_RING, p.index);
-            wait_empty(P_RING, p);
-            barrier_expect(p_full, 2 * P_BOX);
-            copy_box(p_to, p_map, p_full, x, p_row);
-            copy_box(p_to + P_BOX, p_map, p_full, x + 64, p_row);
-            advance(&p, P_STAGES);
+            const uint32_t to = it.to + at.index * STAGE_BYTES, barrier = full(it.ring, at.index);
+            wait_empty(it.ring, at);
+            barrier_expect(barrier, STAGE_BYTES);
+            copy_box(to, it.map, barrier, x, y);
+            copy_box(to + BOX_BYTES, it.map, barrier, x + 64, y);
+            advance(&at, it.stages);
         }
         barrier_arrive(empty(SLOT_RING, slot.index));
         advance(&slot, SLOTS);
     }
 }
 
-// Does what copy_box does, without a tensor map: a warp copies `count` rows of 64 bytes, zeros for what is outside the
-// matrix, of which `rows` rows and `columns` bytes are left from `from` on.
-INLINE void copy_bytes(uint32_t to, const uint8_t *from, int64_t stride, int64_t rows, int32_t columns, int32_t count) {
+// Does what copy_box does, without a tensor map: a warp copies 128 rows of 64 bytes, zeros for what is outside the matrix,
+// of which `rows` rows and `columns` bytes are left from `from` on.
+INLINE void copy_bytes(uint32_t to, const uint8_t *from, int64_t stride, int64_t rows, int32_t columns) {
     uint32_t lane = thread_id() & 31;
     HIDE(lane); // saves registers
-    ROLLED for (int32_t i = (int32_t)lane; i < count * 16; i += 32) {
+    ROLLED for (int32_t i = (int32_t)lane; i < MX_SM90_ROW_BLOCK * 16; i += 32) {
         const int32_t row = i / 16, word = i % 16;
         uint32_t bytes = 0;
         if (row < rows && 4 * word < columns)
@@ -207,32 +209,24 @@ INLINE void copy_bytes(uint32_t to, const uint8_t *from, int64_t stride, int64_t
     }
 }
 
-// Waits for a stage, fills it, says so.
-INLINE void copy_stage(uint32_t ring, struct ring at, uint32_t to, const uint8_t *from, int64_t stride, int64_t rows,
-                       int32_t x, int32_t y, int32_t count) {
-    wait_empty(ring, at);
-    ROLLED for (int32_t end = x + MX_SM90_STEP; x < end; x += 64, to += 64 * count)
-        copy_bytes(to, from + y * stride + x, stride, rows - y, (int32_t)(stride - x), count);
-    sync_warp();
-    if ((thread_id() & 31) == 0) barrier_arrive(full(ring, at.index));
-}
-
-// fill_stages for operands that tensor maps cannot describe.
-INLINE void copy_stages(struct problem problem) {
+// fill_stages for operands that tensor maps cannot describe: the whole warp copies.
+INLINE void copy_stages(struct filling it, int64_t stride) {
     const uint32_t lane = thread_id() & 31;
-    struct ring slot = {}, p = {}, q = {};
+    struct ring slot = {}, at = {};
     for (;;) {
         wait_full(SLOT_RING, slot);
         const uint32_t tile = slot_address(slot.index);
         if (TILE_FIELD(tile, p_rows) == 0) return;
+        const int64_t y = (int32_t)load_shared(tile + it.row_at) + it.past_row;
         int32_t x = TILE_FIELD(tile, start);
-        for (int32_t blocks = TILE_FIELD(tile, blocks); blocks > 0; blocks -= 4, x += MX_SM90_STEP) {
-            copy_stage(Q_RING, q, q_stage(q.index), problem.q, problem.stride, problem.q_rows, x, TILE_FIELD(tile, q_row),
-                       MX_SM90_Q);
-            advance(&q, Q_STAGES);
-            copy_stage(P_RING, p, p_stage(p.index), problem.p, problem.stride, problem.p_rows, x, TILE_FIELD(tile, p_row),
-                       MX_SM90_P);
-            advance(&p, P_STAGES);
+        for (int32_t blocks = TILE_FIELD(tile, blocks); blocks > 0; blocks -= 4) {
+            uint32_t to = it.to + at.index * STAGE_BYTES;
+            wait_empty(it.ring, at);
+            ROLLED for (int h = 0; h < 2; h++, x += 64, to += BOX_BYTES)
+                copy_bytes(to, it.from + y * stride + x, stride, it.rows - y, (int32_t)(stride - x));
+            sync_warp();
+            if (lane == 0) barrier_arrive(full(it.ring, at.index));
+            advance(&at, it.stages);
         }
         sync_warp();
         if (lane == 0) barrier_arrive(empty(SLOT_RING, slot.index));
@@ -268,7 +262,7 @@ INLINE void convert_q(struct mx_sm90_plan plan, int masked) {
             if (block + 4 < blocks) next = load_constant(scale);
             wait_full(Q_RING, q);
             UNROLL for (int h = 0; h < 2; h++) {
-                const uint32_t at = from + q.index * 2 * Q_BOX + h * Q_BOX;
+                const uint32_t at = from + q.index * STAGE_BYTES + h * BOX_BYTES;
                 uint32_t x[16];
                 UNROLL for (int c = 0; c < 4; c++) LOAD_SHARED4(x + 4 * c, at + (16 * c ^ from_swizzle));
                 if (masked && block + 4 > blocks) {
@@ -454,7 +448,7 @@ INLINE void store_tile(float *d0, float *d1, struct part part, struct problem pr
             LOAD_SHARED4(q, q_factors_address(part, i, 0));
             LOAD_SHARED4(q + 4, q_factors_address(part, i, 2));
             UNROLL for (int j = 0; j < 8; j++)
-                x[j] = (f ? d1 : d0)[16 * i + 4 * (j / 2) + 2 * h + j % 2] * p * __builtin_bit_cast(float, q[j]);
+                x[j] = (f ? d1 : d0)[16 * i + 4 * (j / 2) + 2 * h + j % 2] * (p * __builtin_bit_cast(float, q[j]));
             if (part.bias >= 0) {
                 UNROLL for (int j = 0; j < 8; j++)
                     if (j < count) x[j] += problem.bias[part.bias + 32 * i + 8 * part.quad + j];
@@ -476,7 +470,7 @@ INLINE void store_swapped_tile(float *d0, float *d1, struct part part, struct pr
             const f32x2 q = load_shared_float2(q_factors_address(part, i, j));
             float x[2];
             UNROLL for (int b = 0; b < 2; b++) {
-                x[b] = (f ? d1 : d0)[16 * i + 4 * j + 2 * h + b] * p * q[b];
+                x[b] = (f ? d1 : d0)[16 * i + 4 * j + 2 * h + b] * (p * q[b]);
                 if (part.bias >= 0) x[b] += bias;
             }
             if (problem.type == MX_BF16) {
@@ -643,7 +637,8 @@ INLINE struct part part_of(uint32_t slot, struct problem problem) {
 INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t warpgroup, struct kind kind) {
     const uint32_t lane = thread_id() & 31, quad = lane & 3;
     const uint32_t row = (thread_id() >> 5 & 3) * 16 + (lane >> 2);
-    const uint32_t from = p_stage(0) + (warpgroup * 128 + row) * 64 + ((quad ^ (row >> 1 & 3)) << 4);
+    const uint32_t p_ring = P_RING + warpgroup * P_STAGES;
+    const uint32_t from = shared_address(shared) + warpgroup * P_STAGES * STAGE_BYTES + row * 64 + ((quad ^ (row >> 1 & 3)) << 4);
     const uint32_t shift = quad >> 1 << 3; // of this lane's block in the low half of a step's scales
     struct ring slot = {}, p = {}, half = {};
     uint32_t seen = 0;
@@ -662,11 +657,11 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
         }
         float d0[64] = {}, d1[64] = {};
         uint32_t f0[16], f1[16], x0[8], x1[8], previous = 0;
-        wait_full(P_RING, p);
-        LOAD_FRAGMENT(x0, from + p.index * 2 * P_BOX);
-        LOAD_FRAGMENT(x1, from + p.index * 2 * P_BOX + 64 * 64);
+        wait_full(p_ring, p);
+        LOAD_FRAGMENT(x0, from + p.index * STAGE_BYTES);
+        LOAD_FRAGMENT(x1, from + p.index * STAGE_BYTES + 64 * 64);
         for (int32_t block = 0; block < tile.blocks; block += 4) {
-            const uint32_t at = from + p.index * 2 * P_BOX, release = empty(P_RING, p.index);
+            const uint32_t at = from + p.index * STAGE_BYTES, release = empty(p_ring, p.index);
             uint32_t low[4], high[4]; // the scales' factors, of both halves
             UNROLL for (int i = 0; i < 4; i++) {
                 low[i] = SCALE_FACTOR(tile.scales[i], shift);
@@ -682,7 +677,7 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
             PIN(x0);
             if (partial) clear_unless(x0, low_mask);
             convert_fragment(f0, x0, low[0], low[1]);
-            LOAD_FRAGMENT(x0, at + P_BOX);
+            LOAD_FRAGMENT(x0, at + BOX_BYTES);
             wait_full(HALF_RING, half);
             uint64_t b = describe_half(half.index);
             MULTIPLY(d0, f0, b);
@@ -693,7 +688,7 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
             advance(&half, HALVES);
             if (partial) clear_unless(x1, low_mask);
             convert_fragment(f1, x1, low[2], low[3]);
-            LOAD_FRAGMENT(x1, at + P_BOX + 64 * 64);
+            LOAD_FRAGMENT(x1, at + BOX_BYTES + 64 * 64);
             MULTIPLY(d1, f1, b);
 
             WGMMA_WAIT(1);
@@ -702,8 +697,8 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
             convert_fragment(f0, x0, high[0], high[1]);
             advance(&p, P_STAGES);
             if (more) {
-                wait_full(P_RING, p);
-                LOAD_FRAGMENT(x0, from + p.index * 2 * P_BOX);
+                wait_full(p_ring, p);
+                LOAD_FRAGMENT(x0, from + p.index * STAGE_BYTES);
             }
             wait_full(HALF_RING, half);
             b = describe_half(half.index);
@@ -718,7 +713,7 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
             // An arrive does not wait for earlier loads: its address depends on the last loaded value.
             sync_warp();
             if (lane == 0) barrier_arrive(release + (f1[15] & (uint32_t)plan.zero));
-            if (more) LOAD_FRAGMENT(x1, from + p.index * 2 * P_BOX + 64 * 64);
+            if (more) LOAD_FRAGMENT(x1, from + p.index * STAGE_BYTES + 64 * 64);
             MULTIPLY(d1, f1, b);
         }
         HIDE64(problem.out_stride);
@@ -752,8 +747,8 @@ INLINE void gemm(struct problem problem, struct mx_sm90_plan plan, uint64_t p_ma
     const uint32_t warpgroup = shuffle(thread_id() >> 7, 0); // so the compiler knows it to be the same in a warp
     if (thread_id() == 0) {
         const uint32_t arrivals[] = {1, 1, CONVERTER_WARPS, 32};
-        const uint32_t releases[] = {CONSUMER_WARPS, CONVERTER_WARPS, CONSUMER_WARPS,
-                                     PRODUCER_WARPS + CONVERTER_WARPS + CONSUMER_WARPS};
+        const uint32_t releases[] = {CONSUMER_WARPS / 2, CONVERTER_WARPS, CONSUMER_WARPS,
+                                     FILLING_WARPS + CONVERTER_WARPS + CONSUMER_WARPS};
         const uint32_t firsts[] = {P_RING, Q_RING, HALF_RING, SLOT_RING, PAIRS};
         UNROLL for (int ring = 0; ring < 4; ring++) {
             UNROLL for (uint32_t i = firsts[ring]; i < firsts[ring + 1]; i++) {
@@ -766,14 +761,22 @@ INLINE void gemm(struct problem problem, struct mx_sm90_plan plan, uint64_t p_ma
     sync_block();
     if (warpgroup == 0) {
         SET_REGISTERS_DOWN(40);
-        if (thread_id() < 32) {
-            if (plan.copies)
-                copy_stages(problem);
-            else if (thread_id() == 0)
-                fill_stages(p_map);
-        } else if (thread_id() < 64) {
+        const uint32_t warp = shuffle(thread_id() >> 5, 0), base = shared_address(shared);
+        if (warp == 0) {
             fetch_tiles(plan);
+            return;
         }
+        struct filling it = {Q_RING, Q_STAGES, base + Q_AT, p_map + 128, problem.q, problem.q_rows,
+                             __builtin_offsetof(struct mx_sm90_tile, q_row), 0};
+        if (warp > 1) {
+            const uint32_t first = (warp - 2) * P_STAGES;
+            it = (struct filling){P_RING + first, P_STAGES, base + first * STAGE_BYTES, p_map, problem.p, problem.p_rows,
+                                  __builtin_offsetof(struct mx_sm90_tile, p_row), (int32_t)(warp - 2) * MX_SM90_ROW_BLOCK};
+        }
+        if (plan.copies)
+            copy_stages(it, problem.stride);
+        else if ((thread_id() & 31) == 0)
+            fill_stages(it);
     } else if (warpgroup == 1) {
         SET_REGISTERS_DOWN(56);
         convert_q(plan, kind.depth);

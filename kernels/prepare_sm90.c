@@ -13,7 +13,7 @@ enum {
     THREADS = MX_SM90_PREPARE_THREADS,
     HALF = MX_SM90_ROW_BLOCK / 2, // rows that a block writes at once
     LANES = THREADS / HALF,       // threads that share a row
-    AT_ONCE = 8,                  // words of scales that a thread has in flight
+    AT_ONCE = 4,                  // words of scales that a thread has in flight
 };
 
 static SHARED int32_t ends[THREADS], unit_sums[THREADS], block_sums[THREADS]; // of a chunk of groups, inclusive
@@ -85,13 +85,24 @@ INLINE struct place find(struct groups groups, int32_t target, int by_number) {
     return at.group < 0 ? (struct place){groups.count, end, groups.tokens, units, blocks} : at;
 }
 
-// Four bytes, of which only the first `count` are read; the others are 0.
-INLINE uint32_t load_bytes(const uint8_t *from, int32_t count) {
-    if (((uintptr_t)from & 3) == 0 && (count >= 4 || count <= 0)) return load_constant_if(count > 0, from);
-    uint32_t x = 0;
-    for (int32_t i = 0; i < 4; i++)
-        if (i < count) x |= (uint32_t)from[i] << 8 * i;
-    return x;
+// Rows of an operand, of which `rows` exist, each cut to `blocks` blocks of the contraction.
+struct row_block {
+    const uint8_t *data, *scale; // of the first row's first block
+    int64_t stride;              // of data rows; of scale rows / MX_BLOCK
+    int32_t rows, blocks;
+};
+
+// The scales of 4 blocks from `block` on, 0 for those past `blocks`. `whole`: they lie in an aligned word of the row.
+INLINE uint32_t load_codes(const uint8_t *scale, int32_t block, int32_t blocks, int whole) {
+    const int32_t count = blocks - block;
+    if (whole) {
+        const uint32_t codes = load_constant_if(count > 0, scale + block);
+        return count < 4 ? codes & ((1u << 8 * max32(count, 0)) - 1) : codes;
+    }
+    uint32_t codes = 0;
+    UNROLL for (int32_t i = 0; i < 4; i++)
+        if (i < count) codes |= (uint32_t)scale[block + i] << 8 * i;
+    return codes;
 }
 
 // Whether a block of 32 elements is all zeros, of either sign.
@@ -101,37 +112,29 @@ INLINE int is_zero_block(const uint8_t *data) {
         const u32x4 x = load_constant4(data) | load_constant4(data + 16);
         any = x.x | x.y | x.z | x.w;
     } else {
-        for (int32_t i = 0; i < MX_BLOCK; i += 4) any |= load_bytes(data + i, 4);
+        ROLLED for (int32_t i = 0; i < MX_BLOCK; i++) any |= data[i];
     }
     return (any & 0x7f7f7f7f) == 0;
 }
 
-// Four scales relative to the window; `low` is set if one of the first `count` is below it.
-INLINE uint32_t move_scales(uint32_t codes, int32_t count, int32_t reference, int *low) {
-    uint32_t moved = 0;
-    UNROLL for (int i = 0; i < 4; i++) {
-        const int32_t above = (int32_t)(codes >> 8 * i & 255) - reference + MX_SM90_WINDOW;
-        moved |= i < count && above > 0 ? (uint32_t)above << 8 * i : 0;
-        *low |= i < count && above <= 0;
-    }
-    return moved;
-}
-
 // Whether one of the `count` blocks from `first` on, of these scales, is below the window and not all zeros.
 INLINE int has_elements_below(const uint8_t *row, uint32_t codes, int32_t first, int32_t count, int32_t reference) {
-    for (int32_t i = 0; i < count; i++)
+    ROLLED for (int32_t i = 0; i < count; i++)
         if ((int32_t)(codes >> 8 * i & 255) <= reference - MX_SM90_WINDOW &&
             !is_zero_block(row + (int64_t)(first + i) * MX_BLOCK))
             return 1;
     return 0;
 }
 
-// Rows of an operand, of which `rows` exist, each cut to `blocks` blocks of the contraction.
-struct row_block {
-    const uint8_t *data, *scale; // of the first row's first block
-    int64_t stride;              // of data rows; of scale rows / MX_BLOCK
-    int32_t rows, blocks;
-};
+INLINE i16x2 even_bytes(uint32_t x) { return __builtin_bit_cast(i16x2, x & 0x00ff00ff); }
+
+// Four scales relative to the window, 0 for what is below it; they are at most the reference.
+INLINE uint32_t move_scales(uint32_t codes, int32_t reference) {
+    const i16x2 by = (int16_t)(MX_SM90_WINDOW - reference), zero = 0;
+    const i16x2 even = __builtin_elementwise_max(even_bytes(codes) + by, zero);
+    const i16x2 odd = __builtin_elementwise_max(even_bytes(codes >> 8) + by, zero);
+    return __builtin_bit_cast(uint32_t, even) | __builtin_bit_cast(uint32_t, odd) << 8;
+}
 
 INLINE uint32_t max_of_lanes(uint32_t x) {
     UNROLL for (uint32_t step = 1; step < LANES; step *= 2) {
@@ -142,39 +145,44 @@ INLINE uint32_t max_of_lanes(uint32_t x) {
 }
 
 // Writes HALF rows' scales to `to` and references to `ref`. Thread t has row t / LANES and every LANES-th word of it.
-INLINE void write_half(struct row_block x, uint8_t *to, uint8_t *ref) {
-    const int32_t t = (int32_t)thread_id(), row = t / LANES, begin = 4 * (t % LANES);
+INLINE void write_half_as(struct row_block x, uint8_t *to, uint8_t *ref, int whole, int at_once) {
+    const int32_t t = (int32_t)thread_id(), row = t / LANES, begin = 4 * (t % LANES), step = 4 * LANES;
     const uint8_t *scale = x.scale + row * (x.stride / MX_BLOCK), *data = x.data + row * x.stride;
     const int32_t blocks = row < x.rows ? x.blocks : 0;
     uint32_t codes[AT_ONCE];
-#define LOAD_CODES(block)                                                                                              \
-    UNROLL for (int i = 0; i < AT_ONCE; i++) codes[i] =                                                                \
-        load_bytes(scale + (block) + 4 * LANES * i, blocks - (block)-4 * LANES * i)
-    uint32_t top = 0;
-    for (int32_t block = begin; block < blocks; block += 4 * LANES * AT_ONCE) {
-        LOAD_CODES(block);
-        UNROLL for (int i = 0; i < 4 * AT_ONCE; i++) {
-            const uint32_t code = codes[i / 4] >> 8 * (i % 4) & 255;
-            top = top > code ? top : code;
+    i16x2 tops = 0;
+    for (int32_t block = begin; block < blocks; block += step * at_once) {
+        UNROLL for (int i = 0; i < at_once; i++) codes[i] = load_codes(scale, block + step * i, blocks, whole);
+        UNROLL for (int i = 0; i < at_once; i++) {
+            tops = __builtin_elementwise_max(tops, even_bytes(codes[i]));
+            tops = __builtin_elementwise_max(tops, even_bytes(codes[i] >> 8));
         }
     }
-    const int32_t reference = (int32_t)max_of_lanes(top);
+    const int32_t reference = (int32_t)max_of_lanes((uint32_t)max32(tops.x, tops.y));
     uint32_t exact = reference == 255;
-    for (int32_t block = begin; block < x.blocks; block += 4 * LANES * AT_ONCE) {
-        LOAD_CODES(block);
-        UNROLL for (int i = 0; i < AT_ONCE; i++) {
-            const int32_t first = block + 4 * LANES * i;
-            int low = 0;
-            const uint32_t moved = move_scales(codes[i], blocks - first, reference, &low);
+    for (int32_t block = begin; block < x.blocks; block += step * at_once) {
+        UNROLL for (int i = 0; i < at_once; i++) codes[i] = load_codes(scale, block + step * i, blocks, whole);
+        UNROLL for (int i = 0; i < at_once; i++) {
+            const int32_t first = block + step * i, count = min32(4, blocks - first);
+            uint32_t moved = move_scales(codes[i], reference);
+            if (count < 4) moved = count > 0 ? moved & ((1u << 8 * count) - 1) : 0;
             if (first < x.blocks) *(uint32_t *)(to + (int64_t)(first / 4) * MX_SM90_SCALE_BYTES + 4 * row) = moved;
-            if (low && !exact) exact = has_elements_below(data, codes[i], first, min32(4, blocks - first), reference);
+            if (((moved - 0x01010101) & ~moved & 0x80808080) && !exact) // some byte is 0
+                exact = (uint32_t)has_elements_below(data, codes[i], first, count, reference);
         }
     }
     exact = max_of_lanes(exact);
     if (exact)
-        for (int32_t block = begin; block < blocks; block += 4 * LANES)
+        for (int32_t block = begin; block < blocks; block += step)
             *(uint32_t *)(to + (int64_t)(block / 4) * MX_SM90_SCALE_BYTES + 4 * row) = 0;
     if (begin == 0) ref[row] = row >= x.rows ? 127 : exact ? MX_SM90_EXACT : (uint8_t)reference;
+}
+
+INLINE void write_half(struct row_block x, uint8_t *to, uint8_t *ref) {
+    if (((uintptr_t)x.scale & 3) == 0 && x.stride % MX_SM90_STEP == 0)
+        write_half_as(x, to, ref, 1, AT_ONCE);
+    else
+        write_half_as(x, to, ref, 0, 1);
 }
 
 INLINE void write_tile(struct mx_sm90_plan plan, int32_t index, struct mx_sm90_tile tile) {

@@ -49,11 +49,10 @@ enum {
     X(mx_gemm_rows_sm90_swapped, 1)
 
 // One tensor map to encode with cuTensorMapEncodeTiled: uint8, rank 2, dimensions {row_bytes, rows}, stride row_bytes,
-// box {64, box_rows}, element strides 1, no interleave, swizzle 64B, L2 promotion 128B, no OOB fill but zeros.
+// box {64, MX_SM90_ROW_BLOCK}, element strides 1, no interleave, swizzle 64B, L2 promotion 128B, no OOB fill but zeros.
 struct mx_sm90_map {
     const uint8_t *base;
     int64_t rows, row_bytes;
-    int32_t box_rows;
 };
 
 // The encoded maps, P's and Q's: a kernel parameter. Not read when plan.copies.
@@ -135,8 +134,8 @@ static inline struct mx_sm90_plan mx_sm90_plan_rows(const struct mx_rows_args *a
     const int64_t token_rows = swapped ? MX_SM90_Q : MX_SM90_P, weight_rows = swapped ? MX_SM90_P : MX_SM90_Q;
     const int64_t token_tiles = (args->m + (token_rows - 1) * (args->groups + 1)) / token_rows;
     const int64_t weight_tiles = mx_sm90_div_up(args->n, weight_rows);
-    const struct mx_sm90_map tokens = {args->a, args->m, args->k, (int32_t)token_rows};
-    const struct mx_sm90_map weights = {args->b, args->groups * args->n, args->k, (int32_t)weight_rows};
+    const struct mx_sm90_map tokens = {args->a, args->m, args->k};
+    const struct mx_sm90_map weights = {args->b, args->groups * args->n, args->k};
     plan.p_map = swapped ? weights : tokens;
     plan.q_map = swapped ? tokens : weights;
     plan.copies = mx_sm90_unaligned(args->a, args->b);
@@ -157,8 +156,8 @@ static inline struct mx_sm90_plan mx_sm90_plan_rows(const struct mx_rows_args *a
 static inline struct mx_sm90_plan mx_sm90_plan_depth(const struct mx_depth_args *args, void *workspace,
                                                      int32_t multiprocessors) {
     struct mx_sm90_plan plan = {.workspace = (uint8_t *)workspace, .raster = 8};
-    plan.p_map = (struct mx_sm90_map){args->a, args->n, args->depth, MX_SM90_P};
-    plan.q_map = (struct mx_sm90_map){args->b, args->k, args->depth, MX_SM90_Q};
+    plan.p_map = (struct mx_sm90_map){args->a, args->n, args->depth};
+    plan.q_map = (struct mx_sm90_map){args->b, args->k, args->depth};
     plan.copies = mx_sm90_unaligned(args->a, args->b);
     plan.steps = (int32_t)((args->depth + (MX_SM90_STEP - MX_BLOCK) * args->groups) / MX_SM90_STEP);
     plan.p_tiles = (int32_t)mx_sm90_div_up(args->n, MX_SM90_P);
