@@ -24,9 +24,6 @@
 //
 // Sources: PTX ISA 8.8, sections on wgmma (fragments, matrix descriptors), mbarrier and cp.async.bulk.tensor.
 #include "device_sm90.h"
-#ifndef OFFSET
-#define OFFSET 1
-#endif
 #ifndef QS
 #define QS 3
 #define HV 4
@@ -364,34 +361,32 @@ INLINE void convert_fragment(uint32_t *fragment, const uint32_t *x, uint32_t fac
 
 // ------------------------------------------------------------------------------------------------------------- store
 
-INLINE void store_one(struct problem problem, int64_t index, float x) {
-    if (problem.type == MX_BF16)
-        ((uint16_t *)problem.out)[index] = round_bf16(x);
-    else
-        ((float *)problem.out)[index] = problem.add ? ((float *)problem.out)[index] + x : x;
+enum output { BF16_OUT, F32_OUT, ADD_OUT };
+INLINE enum output output_of(struct problem problem) {
+    return problem.type == MX_BF16 ? BF16_OUT : problem.add ? ADD_OUT : F32_OUT;
 }
 
-// 8 consecutive outputs, of which `count` exist; `vector`: the address is a multiple of 16 bytes.
-INLINE void store_run(struct problem problem, int64_t index, float *x, int32_t count, int vector) {
-    if (!vector || count < 8) {
-        ROLLED for (int32_t i = 0; i < count; i++) {
-            store_one(problem, index + i, x[0]);
-            UNROLL for (int j = 0; j < 7; j++) x[j] = x[j + 1];
-            if (i == 7) return;
-        }
-    } else if (problem.type == MX_BF16) {
-        *(u32x4 *)((uint16_t *)problem.out + index) =
+INLINE void store_one(void *out, int64_t index, float x, enum output output) {
+    if (output == BF16_OUT)
+        ((uint16_t *)out)[index] = round_bf16(x);
+    else
+        ((float *)out)[index] = output == ADD_OUT ? ((float *)out)[index] + x : x;
+}
+
+// 8 consecutive outputs at a multiple of 16 bytes.
+INLINE void store_eight(void *out, int64_t index, const float *x, enum output output) {
+    if (output == BF16_OUT) {
+        *(u32x4 *)((uint16_t *)out + index) =
             (u32x4){pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])};
-    } else {
-        f32x4 *at = (f32x4 *)((float *)problem.out + index);
-        f32x4 low = {x[0], x[1], x[2], x[3]}, high = {x[4], x[5], x[6], x[7]};
-        if (problem.add) {
-            low += at[0];
-            high += at[1];
-        }
-        at[0] = low;
-        at[1] = high;
+        return;
     }
+    f32x4 *at = (f32x4 *)((float *)out + index), low = {x[0], x[1], x[2], x[3]}, high = {x[4], x[5], x[6], x[7]};
+    if (output == ADD_OUT) {
+        low += at[0];
+        high += at[1];
+    }
+    at[0] = low;
+    at[1] = high;
 }
 
 // What a consumer thread knows of its part of a tile: rows first_row + {0, 8, 64, 72}, columns 32 i + 8 quad + 0 .. 7.
@@ -432,66 +427,113 @@ INLINE void apply_other_factors(float *d, struct part part, int f) {
     }
 }
 
-INLINE void store_tile(float *d0, float *d1, struct part part, struct problem problem) {
+// Stores a lane's part. `whole`: all 128 columns exist and runs of 8 are aligned; then there is no branch in the way.
+INLINE void store_tile_as(const float *d0, const float *d1, struct part part, struct problem problem, int whole,
+                          enum output output) {
     const int64_t first = part.out + part.first_row * problem.out_stride + 8 * part.quad;
-    const int64_t bytes = problem.type == MX_BF16 ? 2 : 4;
-    const int vector = (((uintptr_t)problem.out + first * bytes) | problem.out_stride * bytes) % 16 == 0;
-    UNROLL for (int f = 0; f < 2; f++) UNROLL for (int h = 0; h < 2; h++) {
-        const int32_t row = 64 * f + 8 * h;
-        const float p = p_factor(part, f, h);
-        const int64_t index = first + row * problem.out_stride;
-        if (part.first_row + row >= part.p_rows) continue;
-        UNROLL for (int i = 0; i < 4; i++) {
-            const int32_t count = part.q_rows - 32 * i - 8 * part.quad;
-            float x[8];
-            uint32_t q[8];
-            LOAD_SHARED4(q, q_factors_address(part, i, 0));
-            LOAD_SHARED4(q + 4, q_factors_address(part, i, 2));
+    float p[4];
+    UNROLL for (int r = 0; r < 4; r++) p[r] = p_factor(part, r / 2, r % 2);
+    UNROLL for (int i = 0; i < 4; i++) {
+        const int32_t count = whole ? 8 : part.q_rows - 32 * i - 8 * part.quad;
+        uint32_t q[8];
+        LOAD_SHARED4(q, q_factors_address(part, i, 0));
+        LOAD_SHARED4(q + 4, q_factors_address(part, i, 2));
+        float bias[8] = {};
+        if (part.bias >= 0) {
             UNROLL for (int j = 0; j < 8; j++)
-                x[j] = (f ? d1 : d0)[16 * i + 4 * (j / 2) + 2 * h + j % 2] * (p * __builtin_bit_cast(float, q[j]));
-            if (part.bias >= 0) {
-                UNROLL for (int j = 0; j < 8; j++)
-                    if (j < count) x[j] += problem.bias[part.bias + 32 * i + 8 * part.quad + j];
+                if (j < count) bias[j] = problem.bias[part.bias + 32 * i + 8 * part.quad + j];
+        }
+        UNROLL for (int r = 0; r < 4; r++) {
+            const int32_t row = r / 2 * 64 + r % 2 * 8;
+            const int64_t index = first + row * problem.out_stride + 32 * i;
+            float x[8];
+            UNROLL for (int j = 0; j < 8; j++)
+                x[j] = __builtin_fmaf((r < 2 ? d0 : d1)[16 * i + 4 * (j / 2) + 2 * (r % 2) + j % 2],
+                                      p[r] * __builtin_bit_cast(float, q[j]), bias[j]);
+            if (part.first_row + row >= part.p_rows) continue;
+            if (whole) {
+                store_eight(problem.out, index, x, output);
+            } else {
+                ROLLED for (int32_t j = 0; j < (count < 8 ? count : 8); j++) {
+                    store_one(problem.out, index + j, x[0], output);
+                    UNROLL for (int k = 0; k < 7; k++) x[k] = x[k + 1];
+                }
             }
-            store_run(problem, index + 32 * i, x, count, vector);
         }
     }
 }
 
-// The swapped tile's output has P's rows as its columns. float16-sized outputs go through movmatrix, which transposes
-// 8 x 8 of them between the lanes, so that a lane stores two neighbours.
-INLINE void store_swapped_tile(float *d0, float *d1, struct part part, struct problem problem) {
-    const int32_t group = (int32_t)(thread_id() >> 2 & 7);
-    UNROLL for (int f = 0; f < 2; f++) UNROLL for (int h = 0; h < 2; h++) {
-        const int32_t row = part.first_row + 64 * f + 8 * h, pair = row - group + 2 * part.quad;
-        const float p = p_factor(part, f, h);
-        const float bias = part.bias >= 0 && row < part.p_rows ? problem.bias[part.bias + row] : 0;
-        UNROLL for (int i = 0; i < 4; i++) UNROLL for (int j = 0; j < 4; j++) {
-            const f32x2 q = load_shared_float2(q_factors_address(part, i, j));
-            float x[2];
-            UNROLL for (int b = 0; b < 2; b++) {
-                x[b] = (f ? d1 : d0)[16 * i + 4 * j + 2 * h + b] * (p * q[b]);
-                if (part.bias >= 0) x[b] += bias;
-            }
-            if (problem.type == MX_BF16) {
-                const int32_t token = 32 * i + 8 * (group >> 1) + 2 * j + (group & 1);
-                const uint32_t two = transpose_8x8(pack_bf16(x[0], x[1]));
-                uint16_t *at = (uint16_t *)problem.out + part.out + token * problem.out_stride + pair;
-                if (token < part.q_rows && pair + 1 < part.p_rows && ((uintptr_t)at & 3) == 0) {
-                    *(uint32_t *)at = two;
-                } else if (token < part.q_rows) {
-                    if (pair < part.p_rows) at[0] = (uint16_t)two;
-                    if (pair + 1 < part.p_rows) at[1] = (uint16_t)(two >> 16);
-                }
+INLINE void store_tile(const float *d0, const float *d1, struct part part, struct problem problem) {
+    const enum output output = output_of(problem);
+    const int64_t bytes = output == BF16_OUT ? 2 : 4;
+    const uintptr_t misplaced = ((uintptr_t)problem.out + part.out * bytes) | problem.out_stride * bytes;
+    if (misplaced % 16 != 0 || part.q_rows < MX_SM90_Q)
+        store_tile_as(d0, d1, part, problem, 0, output);
+    else if (output == BF16_OUT)
+        store_tile_as(d0, d1, part, problem, 1, BF16_OUT);
+    else if (output == F32_OUT)
+        store_tile_as(d0, d1, part, problem, 1, F32_OUT);
+    else
+        store_tile_as(d0, d1, part, problem, 1, ADD_OUT);
+}
+
+// The swapped tile's output has P's rows as its columns. As bfloat16 the values go through movmatrix, which transposes 8 x 8
+// of them between the lanes, so that a lane stores two neighbours. `whole`: all 256 P rows exist and pairs are aligned.
+INLINE void store_swapped_bf16(const float *d0, const float *d1, struct part part, struct problem problem, int whole) {
+    const int32_t group = (int32_t)(thread_id() >> 2 & 7), pair = part.first_row - group + 2 * part.quad;
+    float p[4], bias[4];
+    UNROLL for (int r = 0; r < 4; r++) {
+        const int32_t row = part.first_row + r / 2 * 64 + r % 2 * 8;
+        p[r] = p_factor(part, r / 2, r % 2);
+        bias[r] = part.bias >= 0 && row < part.p_rows ? problem.bias[part.bias + row] : 0;
+    }
+    UNROLL for (int i = 0; i < 4; i++) UNROLL for (int j = 0; j < 4; j++) {
+        const f32x2 q = load_shared_float2(q_factors_address(part, i, j));
+        int32_t token = 32 * i + 8 * (group >> 1) + 2 * j + (group & 1);
+        HIDE(token); // or all the addresses would be computed first
+        uint16_t *at = (uint16_t *)problem.out + part.out + pair + token * problem.out_stride;
+        UNROLL for (int r = 0; r < 4; r++) {
+            const int32_t row = r / 2 * 64 + r % 2 * 8;
+            const float *d = (r < 2 ? d0 : d1) + 16 * i + 4 * j + 2 * (r % 2);
+            const uint32_t two = transpose_8x8(
+                pack_bf16(__builtin_fmaf(d[0], p[r] * q.x, bias[r]), __builtin_fmaf(d[1], p[r] * q.y, bias[r])));
+            if (token >= part.q_rows) continue;
+            if (whole) {
+                *(uint32_t *)(at + row) = two;
             } else {
-                UNROLL for (int b = 0; b < 2; b++) {
-                    const int32_t token = 32 * i + 8 * part.quad + 2 * j + b;
-                    if (token < part.q_rows && row < part.p_rows)
-                        store_one(problem, part.out + token * problem.out_stride + row, x[b]);
-                }
+                if (pair + row < part.p_rows) at[row] = (uint16_t)two;
+                if (pair + row + 1 < part.p_rows) at[row + 1] = (uint16_t)(two >> 16);
             }
         }
     }
+}
+
+INLINE void store_swapped_f32(const float *d0, const float *d1, struct part part, struct problem problem) {
+    UNROLL for (int r = 0; r < 4; r++) {
+        const int32_t row = part.first_row + r / 2 * 64 + r % 2 * 8;
+        const float p = p_factor(part, r / 2, r % 2);
+        const float bias = part.bias >= 0 && row < part.p_rows ? problem.bias[part.bias + row] : 0;
+        UNROLL for (int i = 0; i < 4; i++) UNROLL for (int j = 0; j < 4; j++) {
+            const f32x2 q = load_shared_float2(q_factors_address(part, i, j));
+            const float *d = (r < 2 ? d0 : d1) + 16 * i + 4 * j + 2 * (r % 2);
+            int32_t token = 32 * i + 8 * part.quad + 2 * j;
+            HIDE(token); // as above
+            float *at = (float *)problem.out + part.out + token * problem.out_stride + row;
+            if (row >= part.p_rows) continue;
+            if (token < part.q_rows) at[0] = __builtin_fmaf(d[0], p * q.x, bias);
+            if (token + 1 < part.q_rows) at[problem.out_stride] = __builtin_fmaf(d[1], p * q.y, bias);
+        }
+    }
+}
+
+INLINE void store_swapped_tile(const float *d0, const float *d1, struct part part, struct problem problem) {
+    const uintptr_t misplaced = ((uintptr_t)problem.out + part.out * 2) | problem.out_stride * 2;
+    if (problem.type != MX_BF16)
+        store_swapped_f32(d0, d1, part, problem);
+    else if (misplaced % 4 == 0 && part.p_rows == MX_SM90_P)
+        store_swapped_bf16(d0, d1, part, problem, 1);
+    else
+        store_swapped_bf16(d0, d1, part, problem, 0);
 }
 
 // Zeros all over a tile, every eighth row of the output by a warp.
@@ -500,7 +542,7 @@ INLINE void clear_tile(struct part part, struct problem problem, struct kind kin
     const int32_t warp = (int32_t)(thread_id() >> 5) - 8, lane = (int32_t)(thread_id() & 31);
     ROLLED for (int32_t row = warp; row < rows; row += CONSUMER_WARPS)
         ROLLED for (int32_t column = lane; column < columns; column += 32)
-            store_one(problem, part.out + row * problem.out_stride + column, 0);
+            store_one(problem.out, part.out + row * problem.out_stride + column, 0, output_of(problem));
 }
 
 // ---------------------------------------------------------------------------------------------------------- the exact way
@@ -575,7 +617,7 @@ INLINE void do_exactly(const struct mx_sm90_tile *tile, int32_t row, int32_t col
         const int32_t across = kind.swapped ? columns[i % 2] : rows[i / 2];
         const int32_t along = kind.swapped ? rows[i / 2] : columns[i % 2];
         if (problem.bias) sums[i] += problem.bias[tile->bias + along];
-        store_one(problem, tile->out + across * problem.out_stride + along, sums[i]);
+        store_one(problem.out, tile->out + across * problem.out_stride + along, sums[i], output_of(problem));
     }
 }
 
@@ -607,7 +649,10 @@ INLINE void load_scales(struct open_tile *tile) {
     tile->scales[3] = load_constant(tile->scale + 288);
     tile->scale += MX_SM90_SCALE_BYTES;
 }
-INLINE struct open_tile open_tile(struct ring slot, struct mx_sm90_plan plan, uint32_t warpgroup, uint32_t row) {
+INLINE struct open_tile open_tile(struct ring slot, struct mx_sm90_plan plan, uint32_t warpgroup) {
+    uint32_t thread = thread_id();
+    HIDE(thread); // or what follows from it would stay in registers all along
+    const uint32_t row = (thread >> 5 & 3) * 16 + (thread >> 2 & 7);
     wait_full(SLOT_RING, slot);
     struct open_tile tile = {.slot = slot_address(slot.index)};
     tile.blocks = TILE_FIELD(tile.slot, blocks);
@@ -619,7 +664,7 @@ INLINE struct open_tile open_tile(struct ring slot, struct mx_sm90_plan plan, ui
 
 INLINE struct part part_of(uint32_t slot, struct problem problem) {
     uint32_t thread = thread_id();
-    HIDE(thread); // or what follows from it would stay in registers all along
+    HIDE(thread); // as above
     return (struct part){
         .slot = slot,
         .first_row = (int32_t)(((thread >> 7) - 2) * 128 + (thread >> 5 & 3) * 16 + (thread >> 2 & 7)),
@@ -642,9 +687,7 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
     const uint32_t shift = quad >> 1 << 3; // of this lane's block in the low half of a step's scales
     struct ring slot = {}, p = {}, half = {};
     uint32_t seen = 0;
-    struct open_tile tile = open_tile(slot, plan, warpgroup, row);
-    // The second warpgroup starts some halves later, and so one multiplies while the other stores.
-    if (OFFSET && warpgroup == 1 && tile.blocks > 2 * HALVES) barrier_wait(full(HALF_RING, HALVES - 1), 0);
+    struct open_tile tile = open_tile(slot, plan, warpgroup);
     while (TILE_FIELD(tile.slot, p_rows)) {
         if (tile.blocks <= 0) {
             const struct part part = part_of(tile.slot, problem);
@@ -652,7 +695,7 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
             sync_warp();
             if (lane == 0) barrier_arrive(empty(SLOT_RING, slot.index));
             advance(&slot, SLOTS);
-            tile = open_tile(slot, plan, warpgroup, row);
+            tile = open_tile(slot, plan, warpgroup);
             continue;
         }
         float d0[64] = {}, d1[64] = {};
@@ -716,13 +759,15 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
             if (more) LOAD_FRAGMENT(x1, from + p.index * STAGE_BYTES + 64 * 64);
             MULTIPLY(d1, f1, b);
         }
-        HIDE64(problem.out_stride);
-        HIDE64(problem.out);
+        struct problem here = problem; // a copy that the compiler does not compute with before
+        HIDE64(here.out_stride);
+        HIDE64(here.out);
+        HIDE64(here.bias);
         const struct part part = part_of(tile.slot, problem);
         const uint32_t done = slot.index;
         seen |= part.flags;
         advance(&slot, SLOTS);
-        tile = open_tile(slot, plan, warpgroup, row);
+        tile = open_tile(slot, plan, warpgroup);
         WGMMA_WAIT(0);
         PIN64(d0);
         PIN64(d1);
@@ -732,9 +777,9 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
             apply_other_factors(d1, part, 1);
         }
         if (kind.swapped)
-            store_swapped_tile(d0, d1, part, problem);
+            store_swapped_tile(d0, d1, part, here);
         else
-            store_tile(d0, d1, part, problem);
+            store_tile(d0, d1, part, here);
         sync_warp();
         if (lane == 0) barrier_arrive(empty(SLOT_RING, done));
     }
