@@ -4,7 +4,11 @@
 
 #define SHARED __attribute__((address_space(3)))
 #define INLINE static inline __attribute__((always_inline))
-#define KERNEL __attribute__((device_kernel)) void
+// A kernel of at most `threads` threads a block and at least `blocks` blocks on a multiprocessor. C has no way to say so:
+// the build reads it from this comment in the PTX and writes .maxntid and .minnctapersm.
+#define KERNEL(name, threads, blocks)                                                                                  \
+    asm("// launch bounds " #name " " #threads " " #blocks);                                                           \
+    __attribute__((device_kernel)) void name
 #define UNROLL _Pragma("clang loop unroll(full)")
 #define ROLLED _Pragma("clang loop unroll(disable)")
 

@@ -24,15 +24,11 @@
 //
 // Sources: PTX ISA 8.8, sections on wgmma (fragments, matrix descriptors), mbarrier and cp.async.bulk.tensor.
 #include "device_sm90.h"
-#ifndef QS
-#define QS 3
-#define HV 4
-#endif
 
 enum {
     P_STAGES = 3,
-    Q_STAGES = QS,
-    HALVES = HV,
+    Q_STAGES = 3,
+    HALVES = 4,
     SLOTS = 4,
     BOX_BYTES = MX_SM90_ROW_BLOCK * 64,
     STAGE_BYTES = 2 * BOX_BYTES, // 128 rows, 128 of the contraction
@@ -840,7 +836,7 @@ INLINE struct problem problem_of_rows(struct mx_rows_args args, int swapped) {
 }
 
 #define ROWS_KERNEL(name, swapped)                                                                                     \
-    KERNEL name(const struct mx_rows_args args, const struct mx_sm90_plan plan,                                        \
+    KERNEL(name, 512, 1)(const struct mx_rows_args args, const struct mx_sm90_plan plan,                                        \
                 [[maybe_unused]] const struct mx_sm90_maps maps) {                                                     \
         uint64_t p_map;                                                                                                \
         PARAMETER_ADDRESS(p_map, name, 2);                                                                             \
@@ -848,7 +844,7 @@ INLINE struct problem problem_of_rows(struct mx_rows_args args, int swapped) {
     }
 MX_SM90_ROWS_KERNELS(ROWS_KERNEL)
 
-KERNEL mx_gemm_depth_sm90(const struct mx_depth_args args, const struct mx_sm90_plan plan,
+KERNEL(mx_gemm_depth_sm90, 512, 1)(const struct mx_depth_args args, const struct mx_sm90_plan plan,
                           [[maybe_unused]] const struct mx_sm90_maps maps) {
     uint64_t p_map;
     PARAMETER_ADDRESS(p_map, mx_gemm_depth_sm90, 2);

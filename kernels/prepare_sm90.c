@@ -244,29 +244,44 @@ INLINE void write_half_of_rows(struct mx_sm90_plan plan, int p, int32_t half, st
     write_half(rows, scale + (int64_t)(half / 2) * plan.steps * MX_SM90_SCALE_BYTES + half % 2 * 4 * HALF, ref + half * HALF);
 }
 
-KERNEL mx_prepare_rows_sm90(const struct mx_rows_args args, const struct mx_sm90_plan plan) {
-    int32_t half = (int32_t)block_id() - plan.tile_blocks;
-    if (half < 0) {
-        write_tile_of_rows(args, plan);
-        return;
-    }
-    const int32_t blocks = (int32_t)(args.k / MX_BLOCK);
-    if (half < 2 * plan.token_blocks) {
-        const struct groups groups = {args.offs, (int32_t)args.groups, (int32_t)args.m, 1, MX_SM90_ROW_BLOCK};
-        const struct place at = find(groups, half / 2, 0);
-        if (at.group == groups.count) return;
+INLINE void write_tokens(struct mx_rows_args args, struct mx_sm90_plan plan, int32_t chunk) {
+    const struct groups groups = {args.offs, (int32_t)args.groups, (int32_t)args.m, 1, MX_SM90_ROW_BLOCK};
+    struct place at = {};
+    int32_t end = 0; // the first half past the group
+    for (int32_t half = chunk * plan.halves_at_once; half < (chunk + 1) * plan.halves_at_once; half++) {
+        if (half >= end) {
+            at = find(groups, half / 2, 0);
+            if (at.group == groups.count) return;
+            end = 2 * (at.blocks + div_up32(at.end - at.begin, MX_SM90_ROW_BLOCK));
+        }
         const int64_t first = at.begin + (int64_t)(half - 2 * at.blocks) * HALF;
         write_half_of_rows(plan, !plan.swapped, half,
                            (struct row_block){args.a + first * args.k, args.a_scale + first * (args.k / MX_BLOCK), args.k,
-                                              at.end - (int32_t)first, blocks});
-        return;
+                                              at.end - (int32_t)first, (int32_t)(args.k / MX_BLOCK)});
     }
-    half -= 2 * plan.token_blocks;
-    const int32_t group = half / (2 * plan.group_blocks), row = (half - group * 2 * plan.group_blocks) * HALF;
-    const int64_t first = group * args.n + row;
-    write_half_of_rows(plan, plan.swapped, half,
-                       (struct row_block){args.b + first * args.k, args.b_scale + first * (args.k / MX_BLOCK), args.k,
-                                          (int32_t)args.n - row, blocks});
+}
+
+INLINE void write_weights(struct mx_rows_args args, struct mx_sm90_plan plan, int32_t chunk) {
+    const int32_t per_group = 2 * plan.group_blocks, halves = (int32_t)args.groups * per_group;
+    const int32_t end = min32((chunk + 1) * plan.halves_at_once, halves);
+    for (int32_t half = chunk * plan.halves_at_once; half < end; half++) {
+        const int32_t group = half / per_group, row = (half - group * per_group) * HALF;
+        const int64_t first = group * args.n + row;
+        write_half_of_rows(plan, plan.swapped, half,
+                           (struct row_block){args.b + first * args.k, args.b_scale + first * (args.k / MX_BLOCK), args.k,
+                                              (int32_t)args.n - row, (int32_t)(args.k / MX_BLOCK)});
+    }
+}
+
+KERNEL(mx_prepare_rows_sm90, 256, 4)(const struct mx_rows_args args, const struct mx_sm90_plan plan) {
+    const int32_t chunk = (int32_t)block_id() - plan.tile_blocks;
+    const int32_t token_chunks = div_up32(2 * plan.token_blocks, plan.halves_at_once);
+    if (chunk < 0)
+        write_tile_of_rows(args, plan);
+    else if (chunk < token_chunks)
+        write_tokens(args, plan, chunk);
+    else
+        write_weights(args, plan, chunk - token_chunks);
 }
 
 // ------------------------------------------------------------------------------------------------------ gemm_depth
@@ -328,7 +343,7 @@ INLINE void write_tile_of_depth(struct mx_depth_args args, struct mx_sm90_plan p
                });
 }
 
-KERNEL mx_prepare_depth_sm90(const struct mx_depth_args args, const struct mx_sm90_plan plan) {
+KERNEL(mx_prepare_depth_sm90, 256, 4)(const struct mx_depth_args args, const struct mx_sm90_plan plan) {
     const int32_t chunk = (int32_t)block_id() - plan.tile_blocks;
     if (chunk < 0) {
         write_tile_of_depth(args, plan);

@@ -83,7 +83,7 @@ struct mx_sm90_plan {
     int32_t token_blocks;         // gemm_rows: row blocks of tokens, the most that any offs make
     int32_t group_blocks;         // gemm_rows: row blocks of one group's weights
     int32_t p_blocks, q_blocks;   // gemm_depth: row blocks
-    int32_t halves_at_once;       // gemm_depth: half row blocks that a block of prepare takes
+    int32_t halves_at_once;       // half row blocks that a block of prepare takes, one after the other
     int32_t raster;               // rows of tiles that are walked together, for the L2 cache
     int32_t swapped;              // P is the weights
     int32_t copies;               // operands not 16-byte aligned: the kernel copies bytes, with no tensor maps
@@ -114,6 +114,9 @@ static inline void mx_sm90_finish_plan(struct mx_sm90_plan *plan, int64_t tiles,
     plan->prepare_blocks = plan->tile_blocks + (int32_t)scale_blocks;
     plan->blocks = tiles < multiprocessors ? (int32_t)tiles : multiprocessors;
 }
+
+// So many that the blocks are about twice what runs at once: each has a start to pay for.
+static inline int32_t mx_sm90_halves_at_once(int64_t halves) { return halves < 2048 ? 1 : (int32_t)(halves / 1024); }
 
 static inline int32_t mx_sm90_unaligned(const uint8_t *a, const uint8_t *b) {
     return (((uintptr_t)a | (uintptr_t)b) & 15) != 0;
@@ -146,7 +149,9 @@ static inline struct mx_sm90_plan mx_sm90_plan_rows(const struct mx_rows_args *a
     const int64_t weight_blocks = args->groups * plan.group_blocks;
     const int64_t p_blocks = swapped ? weight_blocks : plan.token_blocks;
     const int64_t q_blocks = swapped ? plan.token_blocks : weight_blocks;
-    const int64_t scale_blocks = 2 * (plan.token_blocks + weight_blocks);
+    plan.halves_at_once = mx_sm90_halves_at_once(2 * (plan.token_blocks + weight_blocks));
+    const int64_t scale_blocks = mx_sm90_div_up(2 * plan.token_blocks, plan.halves_at_once) +
+                                 mx_sm90_div_up(2 * weight_blocks, plan.halves_at_once);
     mx_sm90_finish_plan(&plan, token_tiles * weight_tiles, p_blocks, q_blocks, p_blocks, q_blocks, scale_blocks,
                         multiprocessors);
     return plan;
@@ -164,8 +169,8 @@ static inline struct mx_sm90_plan mx_sm90_plan_depth(const struct mx_depth_args 
     plan.q_tiles = (int32_t)mx_sm90_div_up(args->k, MX_SM90_Q);
     plan.p_blocks = 2 * plan.p_tiles;
     plan.q_blocks = plan.q_tiles;
-    const int64_t halves = 2 * (plan.p_blocks + plan.q_blocks), at_once = args->groups * halves / 8192;
-    plan.halves_at_once = at_once < 1 ? 1 : (int32_t)at_once;
+    const int64_t halves = 2 * (plan.p_blocks + plan.q_blocks);
+    plan.halves_at_once = mx_sm90_halves_at_once(args->groups * halves);
     const int64_t scale_blocks = args->groups * mx_sm90_div_up(halves, plan.halves_at_once);
     mx_sm90_finish_plan(&plan, args->groups * plan.p_tiles * plan.q_tiles, plan.p_blocks, plan.q_blocks,
                         args->groups * plan.p_blocks, args->groups * plan.q_blocks, scale_blocks, multiprocessors);
