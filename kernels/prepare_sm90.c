@@ -13,7 +13,8 @@ enum {
     THREADS = MX_SM90_PREPARE_THREADS,
     HALF = MX_SM90_ROW_BLOCK / 2, // rows that a block writes at once
     LANES = THREADS / HALF,       // threads that share a row
-    AT_ONCE = 4,                  // words of scales that a thread has in flight
+    ROWS_AT_ONCE = 4,             // words of scales that a thread of gemm_rows has in flight
+    DEPTH_AT_ONCE = 3,            // and one of gemm_depth, whose rows are shorter
 };
 
 static SHARED int32_t ends[THREADS], unit_sums[THREADS], block_sums[THREADS]; // of a chunk of groups, inclusive
@@ -146,10 +147,12 @@ INLINE uint32_t max_of_lanes(uint32_t x) {
 
 // Writes HALF rows' scales to `to` and references to `ref`. Thread t has row t / LANES and every LANES-th word of it.
 INLINE void write_half_as(struct row_block x, uint8_t *to, uint8_t *ref, int whole, int at_once) {
-    const int32_t t = (int32_t)thread_id(), row = t / LANES, begin = 4 * (t % LANES), step = 4 * LANES;
+    uint32_t thread = thread_id();
+    HIDE(thread); // or what follows from it would stay in registers from one call to the next
+    const int32_t t = (int32_t)thread, row = t / LANES, begin = 4 * (t % LANES), step = 4 * LANES;
     const uint8_t *scale = x.scale + row * (x.stride / MX_BLOCK), *data = x.data + row * x.stride;
     const int32_t blocks = row < x.rows ? x.blocks : 0;
-    uint32_t codes[AT_ONCE];
+    uint32_t codes[ROWS_AT_ONCE];
     i16x2 tops = 0;
     for (int32_t block = begin; block < blocks; block += step * at_once) {
         UNROLL for (int i = 0; i < at_once; i++) codes[i] = load_codes(scale, block + step * i, blocks, whole);
@@ -178,9 +181,9 @@ INLINE void write_half_as(struct row_block x, uint8_t *to, uint8_t *ref, int who
     if (begin == 0) ref[row] = row >= x.rows ? 127 : exact ? MX_SM90_EXACT : (uint8_t)reference;
 }
 
-INLINE void write_half(struct row_block x, uint8_t *to, uint8_t *ref) {
+INLINE void write_half(struct row_block x, uint8_t *to, uint8_t *ref, int at_once) {
     if (((uintptr_t)x.scale & 3) == 0 && x.stride % MX_SM90_STEP == 0)
-        write_half_as(x, to, ref, 1, AT_ONCE);
+        write_half_as(x, to, ref, 1, at_once);
     else
         write_half_as(x, to, ref, 0, 1);
 }
@@ -241,14 +244,15 @@ INLINE void write_tile_of_rows(struct mx_rows_args args, struct mx_sm90_plan pla
 INLINE void write_half_of_rows(struct mx_sm90_plan plan, int p, int32_t half, struct row_block rows) {
     uint8_t *scale = plan.workspace + (p ? plan.p_scale : plan.q_scale);
     uint8_t *ref = plan.workspace + (p ? plan.p_ref : plan.q_ref);
-    write_half(rows, scale + (int64_t)(half / 2) * plan.steps * MX_SM90_SCALE_BYTES + half % 2 * 4 * HALF, ref + half * HALF);
+    write_half(rows, scale + (int64_t)(half / 2) * plan.steps * MX_SM90_SCALE_BYTES + half % 2 * 4 * HALF, ref + half * HALF,
+               ROWS_AT_ONCE);
 }
 
 INLINE void write_tokens(struct mx_rows_args args, struct mx_sm90_plan plan, int32_t chunk) {
     const struct groups groups = {args.offs, (int32_t)args.groups, (int32_t)args.m, 1, MX_SM90_ROW_BLOCK};
     struct place at = {};
     int32_t end = 0; // the first half past the group
-    for (int32_t half = chunk * plan.halves_at_once; half < (chunk + 1) * plan.halves_at_once; half++) {
+    ROLLED for (int32_t half = chunk * plan.halves_at_once; half < (chunk + 1) * plan.halves_at_once; half++) {
         if (half >= end) {
             at = find(groups, half / 2, 0);
             if (at.group == groups.count) return;
@@ -264,7 +268,7 @@ INLINE void write_tokens(struct mx_rows_args args, struct mx_sm90_plan plan, int
 INLINE void write_weights(struct mx_rows_args args, struct mx_sm90_plan plan, int32_t chunk) {
     const int32_t per_group = 2 * plan.group_blocks, halves = (int32_t)args.groups * per_group;
     const int32_t end = min32((chunk + 1) * plan.halves_at_once, halves);
-    for (int32_t half = chunk * plan.halves_at_once; half < end; half++) {
+    ROLLED for (int32_t half = chunk * plan.halves_at_once; half < end; half++) {
         const int32_t group = half / per_group, row = (half - group * per_group) * HALF;
         const int64_t first = group * args.n + row;
         write_half_of_rows(plan, plan.swapped, half,
@@ -352,17 +356,17 @@ KERNEL(mx_prepare_depth_sm90, 256, 4)(const struct mx_depth_args args, const str
     const int32_t halves = 2 * (plan.p_blocks + plan.q_blocks);
     const int32_t chunks = div_up32(halves, plan.halves_at_once), group = chunk / chunks;
     const struct depth depth = depth_of(args, plan, find(groups_of(args), group, 1));
-    for (int32_t i = 0; i < plan.halves_at_once; i++) {
-        const int32_t both = (chunk - group * chunks) * plan.halves_at_once + i;
-        if (both >= halves) return;
+    const int32_t first = (chunk - group * chunks) * plan.halves_at_once;
+    const int32_t end = min32(first + plan.halves_at_once, halves);
+    ROLLED for (int32_t both = first; both < end; both++) {
         const int p = both < 2 * plan.p_blocks;
         const int32_t half = p ? both : both - 2 * plan.p_blocks;
-        const int64_t row = (int64_t)half * HALF, from = row * args.depth + depth.start;
+        const int64_t row = half * HALF, block = row * (args.depth / MX_BLOCK) + depth.start / MX_BLOCK;
         uint8_t *scale = plan.workspace + (p ? plan.p_scale : plan.q_scale) + half % 2 * 4 * HALF;
         uint8_t *ref = plan.workspace + (p ? plan.p_ref : plan.q_ref);
-        write_half((struct row_block){(p ? args.a : args.b) + from, (p ? args.a_scale : args.b_scale) + from / MX_BLOCK,
+        write_half((struct row_block){(p ? args.a : args.b) + block * MX_BLOCK, (p ? args.a_scale : args.b_scale) + block,
                                       args.depth, (int32_t)((p ? args.n : args.k) - row), depth.blocks},
                    scale + ((int64_t)(half / 2) * plan.steps + depth.step) * MX_SM90_SCALE_BYTES,
-                   ref + ((int64_t)group * 2 * (p ? plan.p_blocks : plan.q_blocks) + half) * HALF);
+                   ref + ((int64_t)group * 2 * (p ? plan.p_blocks : plan.q_blocks) + half) * HALF, DEPTH_AT_ONCE);
     }
 }
