@@ -60,13 +60,21 @@ INLINE uint32_t load_constant(const void *p) {
 INLINE uint32_t load_constant_if(int condition, const void *p) {
     uint32_t x;
     asm volatile("{.reg .pred go;\nsetp.ne.b32 go, %2, 0;\nmov.b32 %0, 0;\n@go ld.global.nc.b32 %0, [%1];}"
-                 : "=r"(x)
+                 : "=&r"(x)
                  : "l"(p), "r"(condition));
     return x;
 }
 INLINE u32x4 load_constant4(const void *p) {
     u32x4 x;
     asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p));
+    return x;
+}
+INLINE u32x4 load_constant4_if(int condition, const void *p) {
+    u32x4 x;
+    asm volatile("{.reg .pred go;\nsetp.ne.b32 go, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\n"
+                 "mov.b32 %3, 0;\n@go ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];}"
+                 : "=&r"(x.x), "=&r"(x.y), "=&r"(x.z), "=&r"(x.w)
+                 : "l"(p), "r"(condition));
     return x;
 }
 

@@ -13,8 +13,7 @@ enum {
     THREADS = MX_SM90_PREPARE_THREADS,
     HALF = MX_SM90_ROW_BLOCK / 2, // rows that a block writes at once
     LANES = THREADS / HALF,       // threads that share a row
-    ROWS_AT_ONCE = 4,             // words of scales that a thread of gemm_rows has in flight
-    DEPTH_AT_ONCE = 3,            // and one of gemm_depth, whose rows are shorter
+    WORDS_AT_ONCE = 4 * LANES,    // words of scales that they have in flight
 };
 
 static SHARED int32_t ends[THREADS], unit_sums[THREADS], block_sums[THREADS]; // of a chunk of groups, inclusive
@@ -93,16 +92,32 @@ struct row_block {
     int32_t rows, blocks;
 };
 
-// The scales of 4 blocks from `block` on, 0 for those past `blocks`. `whole`: they lie in an aligned word of the row.
-INLINE uint32_t load_codes(const uint8_t *scale, int32_t block, int32_t blocks, int whole) {
-    const int32_t count = blocks - block;
-    if (whole) {
-        const uint32_t codes = load_constant_if(count > 0, scale + block);
-        return count < 4 ? codes & ((1u << 8 * max32(count, 0)) - 1) : codes;
+// Mask of the first `count` bytes of a word.
+INLINE uint32_t first_bytes(int32_t count) { return count >= 4 ? ~0u : (1u << 8 * max32(count, 0)) - 1; }
+
+// How a row of scales is read: bytes at any address; whole words; or four words at once.
+enum reading { BYTES, WORDS, QUADS };
+
+// A thread's four words of scales, of 4 blocks each, that lie in the WORDS_AT_ONCE from `word` on: see word_of. 0 for blocks
+// past `blocks`.
+INLINE int32_t word_of(int32_t word, int i, enum reading reading) {
+    const int32_t lane = (int32_t)thread_id() % LANES;
+    return reading == QUADS ? word + 4 * lane + i : word + lane + LANES * i;
+}
+INLINE u32x4 load_codes(const uint8_t *scale, int32_t word, int32_t blocks, enum reading reading) {
+    if (reading == QUADS) return load_constant4_if(4 * word_of(word, 0, reading) < blocks, scale + 4 * word_of(word, 0, reading));
+    u32x4 codes = {};
+    UNROLL for (int i = 0; i < 4; i++) {
+        const int32_t first = 4 * word_of(word, i, reading);
+        if (reading == WORDS) {
+            codes[i] = load_constant_if(first < blocks, scale + first);
+            continue;
+        }
+        ROLLED for (int32_t j = 0; j < min32(4, blocks - first); j++) codes[i] |= (uint32_t)scale[first + j] << 8 * j;
     }
-    uint32_t codes = 0;
-    UNROLL for (int32_t i = 0; i < 4; i++)
-        if (i < count) codes |= (uint32_t)scale[block + i] << 8 * i;
+    if (reading == WORDS && blocks % 4 != 0) {
+        UNROLL for (int i = 0; i < 4; i++) codes[i] &= first_bytes(blocks - 4 * word_of(word, i, reading));
+    }
     return codes;
 }
 
@@ -118,12 +133,10 @@ INLINE int is_zero_block(const uint8_t *data) {
     return (any & 0x7f7f7f7f) == 0;
 }
 
-// Whether one of the `count` blocks from `first` on, of these scales, is below the window and not all zeros.
-INLINE int has_elements_below(const uint8_t *row, uint32_t codes, int32_t first, int32_t count, int32_t reference) {
-    ROLLED for (int32_t i = 0; i < count; i++)
-        if ((int32_t)(codes >> 8 * i & 255) <= reference - MX_SM90_WINDOW &&
-            !is_zero_block(row + (int64_t)(first + i) * MX_BLOCK))
-            return 1;
+// Whether a thread's share of a row has a block that is below the window and not all zeros. Rarely asked.
+INLINE int has_elements_below(const uint8_t *data, const uint8_t *scale, int32_t blocks, int32_t reference) {
+    ROLLED for (int32_t block = (int32_t)thread_id() % LANES; block < blocks; block += LANES)
+        if (scale[block] <= reference - MX_SM90_WINDOW && !is_zero_block(data + (int64_t)block * MX_BLOCK)) return 1;
     return 0;
 }
 
@@ -137,6 +150,8 @@ INLINE uint32_t move_scales(uint32_t codes, int32_t reference) {
     return __builtin_bit_cast(uint32_t, even) | __builtin_bit_cast(uint32_t, odd) << 8;
 }
 
+INLINE uint32_t has_zero_byte(uint32_t x) { return (x - 0x01010101) & ~x & 0x80808080; }
+
 INLINE uint32_t max_of_lanes(uint32_t x) {
     UNROLL for (uint32_t step = 1; step < LANES; step *= 2) {
         const uint32_t other = shuffle(x, (thread_id() & 31) ^ step);
@@ -145,47 +160,54 @@ INLINE uint32_t max_of_lanes(uint32_t x) {
     return x;
 }
 
-// Writes HALF rows' scales to `to` and references to `ref`. Thread t has row t / LANES and every LANES-th word of it.
-INLINE void write_half_as(struct row_block x, uint8_t *to, uint8_t *ref, int whole, int at_once) {
+// Writes HALF rows' scales to `to` and references to `ref`; LANES threads share a row.
+INLINE void write_half_as(struct row_block x, uint8_t *to, uint8_t *ref, enum reading reading) {
     uint32_t thread = thread_id();
     HIDE(thread); // or what follows from it would stay in registers from one call to the next
-    const int32_t t = (int32_t)thread, row = t / LANES, begin = 4 * (t % LANES), step = 4 * LANES;
-    const uint8_t *scale = x.scale + row * (x.stride / MX_BLOCK), *data = x.data + row * x.stride;
+    const int32_t row = (int32_t)thread / LANES, words = div_up32(x.blocks, 4);
+    const uint8_t *scale = x.scale + row * (x.stride / MX_BLOCK);
     const int32_t blocks = row < x.rows ? x.blocks : 0;
-    uint32_t codes[ROWS_AT_ONCE];
+    u32x4 codes = {};
     i16x2 tops = 0;
-    for (int32_t block = begin; block < blocks; block += step * at_once) {
-        UNROLL for (int i = 0; i < at_once; i++) codes[i] = load_codes(scale, block + step * i, blocks, whole);
-        UNROLL for (int i = 0; i < at_once; i++) {
+    ROLLED for (int32_t word = 0; word < words; word += WORDS_AT_ONCE) {
+        codes = load_codes(scale, word, blocks, reading);
+        UNROLL for (int i = 0; i < 4; i++) {
             tops = __builtin_elementwise_max(tops, even_bytes(codes[i]));
             tops = __builtin_elementwise_max(tops, even_bytes(codes[i] >> 8));
         }
     }
     const int32_t reference = (int32_t)max_of_lanes((uint32_t)max32(tops.x, tops.y));
-    uint32_t exact = reference == 255;
-    for (int32_t block = begin; block < x.blocks; block += step * at_once) {
-        UNROLL for (int i = 0; i < at_once; i++) codes[i] = load_codes(scale, block + step * i, blocks, whole);
-        UNROLL for (int i = 0; i < at_once; i++) {
-            const int32_t first = block + step * i, count = min32(4, blocks - first);
-            uint32_t moved = move_scales(codes[i], reference);
-            if (count < 4) moved = count > 0 ? moved & ((1u << 8 * count) - 1) : 0;
-            if (first < x.blocks) *(uint32_t *)(to + (int64_t)(first / 4) * MX_SM90_SCALE_BYTES + 4 * row) = moved;
-            if (((moved - 0x01010101) & ~moved & 0x80808080) && !exact) // some byte is 0
-                exact = (uint32_t)has_elements_below(data, codes[i], first, count, reference);
+    uint32_t low = 0; // whether a scale is below the window
+    to += 4 * row;
+    ROLLED for (int32_t word = 0; word < words; word += WORDS_AT_ONCE) {
+        if (words > WORDS_AT_ONCE) codes = load_codes(scale, word, blocks, reading);
+        UNROLL for (int i = 0; i < 4; i++) {
+            const int32_t at = word_of(word, i, reading);
+            uint32_t moved = move_scales(codes[i], reference), outside = 0;
+            if (blocks % 4 != 0) outside = ~first_bytes(blocks - 4 * at);
+            moved &= ~outside;
+            if (at < words) *(uint32_t *)(to + (uint32_t)at * MX_SM90_SCALE_BYTES) = moved;
+            if (4 * at < blocks) low |= has_zero_byte(moved | outside);
         }
     }
+    uint32_t exact = reference == 255;
+    if (max_of_lanes(low) && !exact)
+        exact = (uint32_t)has_elements_below(x.data + row * x.stride, scale, blocks, reference);
     exact = max_of_lanes(exact);
     if (exact)
-        for (int32_t block = begin; block < blocks; block += step)
-            *(uint32_t *)(to + (int64_t)(block / 4) * MX_SM90_SCALE_BYTES + 4 * row) = 0;
-    if (begin == 0) ref[row] = row >= x.rows ? 127 : exact ? MX_SM90_EXACT : (uint8_t)reference;
+        ROLLED for (int32_t at = (int32_t)thread % LANES; at < words; at += LANES)
+            *(uint32_t *)(to + (uint32_t)at * MX_SM90_SCALE_BYTES) = 0;
+    if (thread % LANES == 0) ref[row] = row >= x.rows ? 127 : exact ? MX_SM90_EXACT : (uint8_t)reference;
 }
 
-INLINE void write_half(struct row_block x, uint8_t *to, uint8_t *ref, int at_once) {
-    if (((uintptr_t)x.scale & 3) == 0 && x.stride % MX_SM90_STEP == 0)
-        write_half_as(x, to, ref, 1, at_once);
+INLINE void write_half(struct row_block x, uint8_t *to, uint8_t *ref, int quads) {
+    const uint64_t odd = (uintptr_t)x.scale | (uint64_t)x.stride / MX_BLOCK;
+    if (quads && odd % 16 == 0)
+        write_half_as(x, to, ref, QUADS);
+    else if (odd % 4 == 0)
+        write_half_as(x, to, ref, WORDS);
     else
-        write_half_as(x, to, ref, 0, 1);
+        write_half_as(x, to, ref, BYTES);
 }
 
 INLINE void write_tile(struct mx_sm90_plan plan, int32_t index, struct mx_sm90_tile tile) {
@@ -241,39 +263,29 @@ INLINE void write_tile_of_rows(struct mx_rows_args args, struct mx_sm90_plan pla
                });
 }
 
-INLINE void write_half_of_rows(struct mx_sm90_plan plan, int p, int32_t half, struct row_block rows) {
-    uint8_t *scale = plan.workspace + (p ? plan.p_scale : plan.q_scale);
-    uint8_t *ref = plan.workspace + (p ? plan.p_ref : plan.q_ref);
-    write_half(rows, scale + (int64_t)(half / 2) * plan.steps * MX_SM90_SCALE_BYTES + half % 2 * 4 * HALF, ref + half * HALF,
-               ROWS_AT_ONCE);
-}
-
-INLINE void write_tokens(struct mx_rows_args args, struct mx_sm90_plan plan, int32_t chunk) {
+// A chunk of the tokens' halves, or of the weights'.
+INLINE void write_halves_of_rows(struct mx_rows_args args, struct mx_sm90_plan plan, int32_t chunk, int tokens) {
     const struct groups groups = {args.offs, (int32_t)args.groups, (int32_t)args.m, 1, MX_SM90_ROW_BLOCK};
+    const int p = tokens != plan.swapped;
+    const int32_t per_group = 2 * plan.group_blocks, begin = chunk * plan.halves_at_once;
+    const int32_t end = min32(begin + plan.halves_at_once, tokens ? 2 * plan.token_blocks : groups.count * per_group);
     struct place at = {};
-    int32_t end = 0; // the first half past the group
-    ROLLED for (int32_t half = chunk * plan.halves_at_once; half < (chunk + 1) * plan.halves_at_once; half++) {
-        if (half >= end) {
+    int32_t group_end = 0; // of tokens: the first half past the group
+    ROLLED for (int32_t half = begin; half < end; half++) {
+        if (tokens && half >= group_end) {
             at = find(groups, half / 2, 0);
             if (at.group == groups.count) return;
-            end = 2 * (at.blocks + div_up32(at.end - at.begin, MX_SM90_ROW_BLOCK));
+            group_end = 2 * (at.blocks + div_up32(at.end - at.begin, MX_SM90_ROW_BLOCK));
         }
-        const int64_t first = at.begin + (int64_t)(half - 2 * at.blocks) * HALF;
-        write_half_of_rows(plan, !plan.swapped, half,
-                           (struct row_block){args.a + first * args.k, args.a_scale + first * (args.k / MX_BLOCK), args.k,
-                                              at.end - (int32_t)first, (int32_t)(args.k / MX_BLOCK)});
-    }
-}
-
-INLINE void write_weights(struct mx_rows_args args, struct mx_sm90_plan plan, int32_t chunk) {
-    const int32_t per_group = 2 * plan.group_blocks, halves = (int32_t)args.groups * per_group;
-    const int32_t end = min32((chunk + 1) * plan.halves_at_once, halves);
-    ROLLED for (int32_t half = chunk * plan.halves_at_once; half < end; half++) {
-        const int32_t group = half / per_group, row = (half - group * per_group) * HALF;
-        const int64_t first = group * args.n + row;
-        write_half_of_rows(plan, plan.swapped, half,
-                           (struct row_block){args.b + first * args.k, args.b_scale + first * (args.k / MX_BLOCK), args.k,
-                                              (int32_t)args.n - row, (int32_t)(args.k / MX_BLOCK)});
+        const int32_t group = half / per_group, row = (half - (tokens ? 2 * at.blocks : group * per_group)) * HALF;
+        const int64_t first = (tokens ? at.begin : group * args.n) + row;
+        const int32_t rows = tokens ? at.end - (int32_t)first : (int32_t)args.n - row;
+        uint8_t *scale = plan.workspace + (p ? plan.p_scale : plan.q_scale) + half % 2 * 4 * HALF;
+        uint8_t *ref = plan.workspace + (p ? plan.p_ref : plan.q_ref);
+        write_half((struct row_block){(tokens ? args.a : args.b) + first * args.k,
+                                      (tokens ? args.a_scale : args.b_scale) + first * (args.k / MX_BLOCK), args.k, rows,
+                                      (int32_t)(args.k / MX_BLOCK)},
+                   scale + (int64_t)(half / 2) * plan.steps * MX_SM90_SCALE_BYTES, ref + half * HALF, 1);
     }
 }
 
@@ -282,10 +294,8 @@ KERNEL(mx_prepare_rows_sm90, 256, 4)(const struct mx_rows_args args, const struc
     const int32_t token_chunks = div_up32(2 * plan.token_blocks, plan.halves_at_once);
     if (chunk < 0)
         write_tile_of_rows(args, plan);
-    else if (chunk < token_chunks)
-        write_tokens(args, plan, chunk);
     else
-        write_weights(args, plan, chunk - token_chunks);
+        write_halves_of_rows(args, plan, chunk < token_chunks ? chunk : chunk - token_chunks, chunk < token_chunks);
 }
 
 // ------------------------------------------------------------------------------------------------------ gemm_depth
@@ -367,6 +377,6 @@ KERNEL(mx_prepare_depth_sm90, 256, 4)(const struct mx_depth_args args, const str
         write_half((struct row_block){(p ? args.a : args.b) + block * MX_BLOCK, (p ? args.a_scale : args.b_scale) + block,
                                       args.depth, (int32_t)((p ? args.n : args.k) - row), depth.blocks},
                    scale + ((int64_t)(half / 2) * plan.steps + depth.step) * MX_SM90_SCALE_BYTES,
-                   ref + ((int64_t)group * 2 * (p ? plan.p_blocks : plan.q_blocks) + half) * HALF, DEPTH_AT_ONCE);
+                   ref + ((int64_t)group * 2 * (p ? plan.p_blocks : plan.q_blocks) + half) * HALF, 0);
     }
 }
