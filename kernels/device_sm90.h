@@ -4,8 +4,8 @@
 
 #define SHARED __attribute__((address_space(3)))
 #define INLINE static inline __attribute__((always_inline))
-// A kernel of at most `threads` threads a block and at least `blocks` blocks on a multiprocessor. C has no way to say so:
-// the build reads it from this comment in the PTX and writes .maxntid and .minnctapersm.
+// A kernel of at most `threads` threads a block and at least `blocks` blocks on a multiprocessor. C has no way to say
+// so: the build reads it from this comment in the PTX and writes .maxntid and .minnctapersm.
 #define KERNEL(name, threads, blocks)                                                                                  \
     asm("// launch bounds " #name " " #threads " " #blocks);                                                           \
     __attribute__((device_kernel)) void name
@@ -107,7 +107,9 @@ INLINE uint32_t load_shared_half(uint32_t at) {
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"                                                            \
                  : "=r"((to)[0]), "=r"((to)[1]), "=r"((to)[2]), "=r"((to)[3])                                          \
                  : "r"(at))
-INLINE void store_shared(uint32_t at, uint32_t x) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory"); }
+INLINE void store_shared(uint32_t at, uint32_t x) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
+}
 INLINE void store_shared4(uint32_t at, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }

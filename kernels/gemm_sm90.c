@@ -1,4 +1,5 @@
-// sm_90 (H100, H200) grouped MXFP8 GEMMs. Launch, workspace, the two ways of an element and the table of kernels: sm90.h.
+// sm_90 (H100, H200) grouped MXFP8 GEMMs. Launch, workspace, the two ways of an element and the table of kernels:
+// sm90.h.
 //
 //   mx_gemm_rows_sm90, mx_gemm_rows_sm90_swapped(struct mx_rows_args, struct mx_sm90_plan, struct mx_sm90_maps)
 //   mx_gemm_depth_sm90(struct mx_depth_args, struct mx_sm90_plan, struct mx_sm90_maps)
@@ -7,9 +8,10 @@
 // the transposed one when swapped. A block walks over tiles of 256 P rows by 128 Q rows, block b those numbered b, b +
 // grid size, ...; tiles share no output, so the bits depend on nothing but an element's own two rows.
 //
-// Operands: E4M3, rows of a multiple of 32 bytes; any alignment (plan.copies where not 16 bytes). Output: aligned to its
-// element, rows of any length. Tails: rows of P and Q past the tile's are multiplied and not stored; the contraction past
-// its end is 0, by the tensor map's bounds (gemm_rows) or cleared in registers (gemm_depth, where other groups lie there).
+// Operands: E4M3, rows of a multiple of 32 bytes; any alignment (plan.copies where not 16 bytes). Output: aligned to
+// its element, rows of any length. Tails: rows of P and Q past the tile's are multiplied and not stored; the
+// contraction past its end is 0, by the tensor map's bounds (gemm_rows) or cleared in registers (gemm_depth, where
+// other groups lie there).
 //
 // Warpgroup 0: warp 0 has the copy engine fill stages of 128 of the contraction, each as two boxes of 64 bytes a row,
 // swizzled by 64; warp 1 fetches tiles and their references. Warpgroup 1 converts Q to float16 in shared memory, in
@@ -19,7 +21,8 @@
 //   registers: 40 a lane in warpgroup 0, 56 in 1, 208 in 2 and 3: 128 accumulators, 32 of P fragments, 16 of P bytes
 //
 // The contraction is permuted inside each 64: lane quad q of a P fragment has bytes 16 q .. 16 q + 15, of which word j
-// goes to the j-th of four wgmma, and Q's halves have the same order. Q's rows are permuted inside each 32: row 8 j + 2 q
+// goes to the j-th of four wgmma, and Q's halves have the same order. Q's rows are permuted inside each 32: row 8 j + 2
+// q
 // + b of a half is Q's row 8 q + 2 j + b, so that a lane has 8 consecutive columns of the product.
 //
 // Sources: PTX ISA 8.8, sections on wgmma (fragments, matrix descriptors), mbarrier and cp.async.bulk.tensor.
@@ -56,7 +59,8 @@ struct ring {
     uint32_t index, parity;
 };
 INLINE void advance(struct ring *ring, uint32_t count) {
-    if (++ring->index == count) *ring = (struct ring){0, ring->parity ^ 1};
+    if (++ring->index == count)
+        *ring = (struct ring){0, ring->parity ^ 1};
 }
 // Barrier numbers of the rings' first buffers: full ones; the empty ones are PAIRS further.
 enum {
@@ -65,7 +69,9 @@ enum {
     HALF_RING = Q_RING + Q_STAGES,
     SLOT_RING = HALF_RING + HALVES,
 };
-INLINE uint32_t full(uint32_t ring, uint32_t index) { return shared_address(shared) + BARRIERS_AT + 8 * (ring + index); }
+INLINE uint32_t full(uint32_t ring, uint32_t index) {
+    return shared_address(shared) + BARRIERS_AT + 8 * (ring + index);
+}
 INLINE uint32_t empty(uint32_t ring, uint32_t index) { return full(ring, index) + 8 * PAIRS; }
 INLINE void wait_full(uint32_t ring, struct ring at) { barrier_wait(full(ring, at.index), at.parity); }
 INLINE void wait_empty(uint32_t ring, struct ring at) { barrier_wait(empty(ring, at.index), at.parity ^ 1); }
@@ -92,9 +98,10 @@ INLINE uint32_t slot_address(uint32_t index) { return shared_address(shared) + S
 #define TILE_FIELD(slot, field) ((int32_t)load_shared((slot) + __builtin_offsetof(struct mx_sm90_tile, field)))
 INLINE int64_t load_shared64(uint32_t at) { return (int64_t)((uint64_t)load_shared(at + 4) << 32 | load_shared(at)); }
 
-// An accumulator is the sum times 2^(2 * 7 - (p - 127) - (q - 127)), with p and q its references. To undo it, it is multiplied
-// by a power of two for each, its factor; where references are far from 127 (not MODERATE), by the square root of both,
-// twice: what is on the way is then between the first and the last, and overflows or vanishes only if that does.
+// An accumulator is the sum times 2^(2 * 7 - (p - 127) - (q - 127)), with p and q its references. To undo it, it is
+// multiplied by a power of two for each, its factor; where references are far from 127 (not MODERATE), by the square
+// root of both, twice: what is on the way is then between the first and the last, and overflows or vanishes only if
+// that does.
 INLINE float factor_of(uint32_t reference, uint32_t moderate) {
     return power_of_two((((int32_t)reference - 134) >> !moderate) + 127);
 }
@@ -138,18 +145,20 @@ INLINE void fetch_tiles(struct mx_sm90_plan plan) {
             const uint32_t row = 4 * (lane + 32 * i);
             store_shared(at + REFS_AT + row, words[i]);
             uint32_t factors[4];
-            UNROLL for (int j = 0; j < 4; j++)
-                factors[j] = __builtin_bit_cast(uint32_t, factor_of(words[i] >> 8 * j & 255, moderate));
+            UNROLL for (int j = 0; j < 4; j++) factors[j] =
+                __builtin_bit_cast(uint32_t, factor_of(words[i] >> 8 * j & 255, moderate));
             store_shared4(at + FACTORS_AT + 4 * row, factors[0], factors[1], factors[2], factors[3]);
         }
         if (lane < 4) {
             u32x4 x = exists ? load_constant4((const char *)&tiles[index] + 16 * lane) : (u32x4){};
-            if (lane == 3) x.z = flags;
+            if (lane == 3)
+                x.z = flags;
             store_shared4(at + 16 * lane, x.x, x.y, x.z, x.w);
         }
         barrier_arrive(full(SLOT_RING, slot.index));
         advance(&slot, SLOTS);
-        if (!exists) return;
+        if (!exists)
+            return;
     }
 }
 
@@ -158,12 +167,12 @@ INLINE void fetch_tiles(struct mx_sm90_plan plan) {
 // What one warp fills: the stages of a ring, with 128 rows of an operand each.
 struct filling {
     uint32_t ring, stages;
-    uint32_t to;      // the ring's first stage
-    uint64_t map;     // or
+    uint32_t to;         // the ring's first stage
+    uint64_t map;        // or
     const uint8_t *from; // the operand
-    int64_t rows;     // of the whole operand
-    uint32_t row_at;  // where a tile in a slot has the first row
-    int32_t past_row; // that the stages begin
+    int64_t rows;        // of the whole operand
+    uint32_t row_at;     // where a tile in a slot has the first row
+    int32_t past_row;    // that the stages begin
 };
 
 // One lane has the copy engine fill the ring, tile after tile.
@@ -172,7 +181,8 @@ INLINE void fill_stages(struct filling it) {
     for (;;) {
         wait_full(SLOT_RING, slot);
         const uint32_t tile = slot_address(slot.index);
-        if (TILE_FIELD(tile, p_rows) == 0) return;
+        if (TILE_FIELD(tile, p_rows) == 0)
+            return;
         const int32_t y = (int32_t)load_shared(tile + it.row_at) + it.past_row;
         int32_t x = TILE_FIELD(tile, start);
         for (int32_t blocks = TILE_FIELD(tile, blocks); blocks > 0; blocks -= 4, x += MX_SM90_STEP) {
@@ -188,8 +198,8 @@ INLINE void fill_stages(struct filling it) {
     }
 }
 
-// Does what copy_box does, without a tensor map: a warp copies 128 rows of 64 bytes, zeros for what is outside the matrix,
-// of which `rows` rows and `columns` bytes are left from `from` on.
+// Does what copy_box does, without a tensor map: a warp copies 128 rows of 64 bytes, zeros for what is outside the
+// matrix, of which `rows` rows and `columns` bytes are left from `from` on.
 INLINE void copy_bytes(uint32_t to, const uint8_t *from, int64_t stride, int64_t rows, int32_t columns) {
     uint32_t lane = thread_id() & 31;
     HIDE(lane); // saves registers
@@ -209,7 +219,8 @@ INLINE void copy_stages(struct filling it, int64_t stride) {
     for (;;) {
         wait_full(SLOT_RING, slot);
         const uint32_t tile = slot_address(slot.index);
-        if (TILE_FIELD(tile, p_rows) == 0) return;
+        if (TILE_FIELD(tile, p_rows) == 0)
+            return;
         const int64_t y = (int32_t)load_shared(tile + it.row_at) + it.past_row;
         int32_t x = TILE_FIELD(tile, start);
         for (int32_t blocks = TILE_FIELD(tile, blocks); blocks > 0; blocks -= 4) {
@@ -218,11 +229,13 @@ INLINE void copy_stages(struct filling it, int64_t stride) {
             ROLLED for (int h = 0; h < 2; h++, x += 64, to += BOX_BYTES)
                 copy_bytes(to, it.from + y * stride + x, stride, it.rows - y, (int32_t)(stride - x));
             sync_warp();
-            if (lane == 0) barrier_arrive(full(it.ring, at.index));
+            if (lane == 0)
+                barrier_arrive(full(it.ring, at.index));
             advance(&at, it.stages);
         }
         sync_warp();
-        if (lane == 0) barrier_arrive(empty(SLOT_RING, slot.index));
+        if (lane == 0)
+            barrier_arrive(empty(SLOT_RING, slot.index));
         advance(&slot, SLOTS);
     }
 }
@@ -244,7 +257,8 @@ INLINE void convert_q(struct mx_sm90_plan plan, int masked) {
     for (;;) {
         wait_full(SLOT_RING, slot);
         const uint32_t tile = slot_address(slot.index);
-        if (TILE_FIELD(tile, p_rows) == 0) return;
+        if (TILE_FIELD(tile, p_rows) == 0)
+            return;
         const int32_t blocks = TILE_FIELD(tile, blocks);
         const uint8_t *scale =
             plan.workspace + plan.q_scale + (int64_t)TILE_FIELD(tile, q_scale) * MX_SM90_SCALE_BYTES + 4 * r;
@@ -252,7 +266,8 @@ INLINE void convert_q(struct mx_sm90_plan plan, int masked) {
         for (int32_t block = 0; block < blocks; block += 4) {
             const uint32_t scales = next;
             scale += MX_SM90_SCALE_BYTES;
-            if (block + 4 < blocks) next = load_constant(scale);
+            if (block + 4 < blocks)
+                next = load_constant(scale);
             wait_full(Q_RING, q);
             UNROLL for (int h = 0; h < 2; h++) {
                 const uint32_t at = from + q.index * STAGE_BYTES + h * BOX_BYTES;
@@ -277,14 +292,17 @@ INLINE void convert_q(struct mx_sm90_plan plan, int masked) {
                 }
                 fence_shared_async();
                 sync_warp();
-                if (lane == 0) barrier_arrive(full(HALF_RING, half.index));
+                if (lane == 0)
+                    barrier_arrive(full(HALF_RING, half.index));
                 advance(&half, HALVES);
             }
-            if (lane == 0) barrier_arrive(empty(Q_RING, q.index));
+            if (lane == 0)
+                barrier_arrive(empty(Q_RING, q.index));
             advance(&q, Q_STAGES);
         }
         sync_warp();
-        if (lane == 0) barrier_arrive(empty(SLOT_RING, slot.index));
+        if (lane == 0)
+            barrier_arrive(empty(SLOT_RING, slot.index));
         advance(&slot, SLOTS);
     }
 }
@@ -316,9 +334,8 @@ INLINE uint64_t describe_half(uint32_t index) {
 #define MULTIPLY(d, fragment, b)                                                                                       \
     do {                                                                                                               \
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");                                                        \
-        UNROLL for (int i = 0; i < 4; i++)                                                                             \
-            WGMMA(d, (fragment)[4 * i], (fragment)[4 * i + 1], (fragment)[4 * i + 2], (fragment)[4 * i + 3],           \
-                  (b) + 2 * i);                                                                                        \
+        UNROLL for (int i = 0; i < 4; i++) WGMMA(d, (fragment)[4 * i], (fragment)[4 * i + 1], (fragment)[4 * i + 2],   \
+                                                 (fragment)[4 * i + 3], (b) + 2 * i);                                  \
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");                                                 \
     } while (0)
 
@@ -338,9 +355,7 @@ INLINE uint64_t describe_half(uint32_t index) {
         LOAD_SHARED4((x) + 4, (at) + 512);                                                                             \
     } while (0)
 
-INLINE void clear_unless(uint32_t *x, uint32_t mask) {
-    UNROLL for (int i = 0; i < 8; i++) x[i] &= mask;
-}
+INLINE void clear_unless(uint32_t *x, uint32_t mask) { UNROLL for (int i = 0; i < 8; i++) x[i] &= mask; }
 
 // The bytes of two rows and their factors -> the fragments of four wgmma.
 INLINE void convert_fragment(uint32_t *fragment, const uint32_t *x, uint32_t factor0, uint32_t factor1) {
@@ -436,17 +451,18 @@ INLINE void store_tile_as(const float *d0, const float *d1, struct part part, st
         LOAD_SHARED4(q + 4, q_factors_address(part, i, 2));
         float bias[8] = {};
         if (part.bias >= 0) {
-            UNROLL for (int j = 0; j < 8; j++)
-                if (j < count) bias[j] = problem.bias[part.bias + 32 * i + 8 * part.quad + j];
+            UNROLL for (int j = 0; j < 8; j++) if (j < count) bias[j] =
+                problem.bias[part.bias + 32 * i + 8 * part.quad + j];
         }
         UNROLL for (int r = 0; r < 4; r++) {
             const int32_t row = r / 2 * 64 + r % 2 * 8;
             const int64_t index = first + row * problem.out_stride + 32 * i;
             float x[8];
-            UNROLL for (int j = 0; j < 8; j++)
-                x[j] = __builtin_fmaf((r < 2 ? d0 : d1)[16 * i + 4 * (j / 2) + 2 * (r % 2) + j % 2],
-                                      p[r] * __builtin_bit_cast(float, q[j]), bias[j]);
-            if (part.first_row + row >= part.p_rows) continue;
+            UNROLL for (int j = 0; j < 8; j++) x[j] =
+                __builtin_fmaf((r < 2 ? d0 : d1)[16 * i + 4 * (j / 2) + 2 * (r % 2) + j % 2],
+                               p[r] * __builtin_bit_cast(float, q[j]), bias[j]);
+            if (part.first_row + row >= part.p_rows)
+                continue;
             if (whole) {
                 store_eight(problem.out, index, x, output);
             } else {
@@ -473,8 +489,9 @@ INLINE void store_tile(const float *d0, const float *d1, struct part part, struc
         store_tile_as(d0, d1, part, problem, 1, ADD_OUT);
 }
 
-// The swapped tile's output has P's rows as its columns. As bfloat16 the values go through movmatrix, which transposes 8 x 8
-// of them between the lanes, so that a lane stores two neighbours. `whole`: all 256 P rows exist and pairs are aligned.
+// The swapped tile's output has P's rows as its columns. As bfloat16 the values go through movmatrix, which transposes
+// 8 x 8 of them between the lanes, so that a lane stores two neighbours. `whole`: all 256 P rows exist and pairs are
+// aligned.
 INLINE void store_swapped_bf16(const float *d0, const float *d1, struct part part, struct problem problem, int whole) {
     const int32_t group = (int32_t)(thread_id() >> 2 & 7), pair = part.first_row - group + 2 * part.quad;
     float p[4], bias[4];
@@ -493,12 +510,15 @@ INLINE void store_swapped_bf16(const float *d0, const float *d1, struct part par
             const float *d = (r < 2 ? d0 : d1) + 16 * i + 4 * j + 2 * (r % 2);
             const uint32_t two = transpose_8x8(
                 pack_bf16(__builtin_fmaf(d[0], p[r] * q.x, bias[r]), __builtin_fmaf(d[1], p[r] * q.y, bias[r])));
-            if (token >= part.q_rows) continue;
+            if (token >= part.q_rows)
+                continue;
             if (whole) {
                 *(uint32_t *)(at + row) = two;
             } else {
-                if (pair + row < part.p_rows) at[row] = (uint16_t)two;
-                if (pair + row + 1 < part.p_rows) at[row + 1] = (uint16_t)(two >> 16);
+                if (pair + row < part.p_rows)
+                    at[row] = (uint16_t)two;
+                if (pair + row + 1 < part.p_rows)
+                    at[row + 1] = (uint16_t)(two >> 16);
             }
         }
     }
@@ -515,9 +535,12 @@ INLINE void store_swapped_f32(const float *d0, const float *d1, struct part part
             int32_t token = 32 * i + 8 * part.quad + 2 * j;
             HIDE(token); // as above
             float *at = (float *)problem.out + part.out + token * problem.out_stride + row;
-            if (row >= part.p_rows) continue;
-            if (token < part.q_rows) at[0] = __builtin_fmaf(d[0], p * q.x, bias);
-            if (token + 1 < part.q_rows) at[problem.out_stride] = __builtin_fmaf(d[1], p * q.y, bias);
+            if (row >= part.p_rows)
+                continue;
+            if (token < part.q_rows)
+                at[0] = __builtin_fmaf(d[0], p * q.x, bias);
+            if (token + 1 < part.q_rows)
+                at[problem.out_stride] = __builtin_fmaf(d[1], p * q.y, bias);
         }
     }
 }
@@ -541,7 +564,8 @@ INLINE void clear_tile(struct part part, struct problem problem, struct kind kin
             store_one(problem.out, part.out + row * problem.out_stride + column, 0, output_of(problem));
 }
 
-// ---------------------------------------------------------------------------------------------------------- the exact way
+// ---------------------------------------------------------------------------------------------------------- the exact
+// way
 
 INLINE int32_t min32(int32_t a, int32_t b) { return a < b ? a : b; }
 
@@ -568,8 +592,8 @@ INLINE float scale_exactly(float x, uint32_t p, uint32_t q) {
     return p == 255 || q == 255 ? __builtin_nanf("") : scale_float(x, (int32_t)(p + q) - 254);
 }
 
-// One warp: 16 rows and 8 columns of a tile, those elements whose row or column goes the exact way. A lane has rows row +
-// group + {0, 8} and columns column + 2 quad + {0, 1} of the products, and bytes 8 quad .. 8 quad + 7 of each block.
+// One warp: 16 rows and 8 columns of a tile, those elements whose row or column goes the exact way. A lane has rows row
+// + group + {0, 8} and columns column + 2 quad + {0, 1} of the products, and bytes 8 quad .. 8 quad + 7 of each block.
 INLINE void do_exactly(const struct mx_sm90_tile *tile, int32_t row, int32_t column, struct problem problem,
                        struct mx_sm90_plan plan, struct kind kind) {
     const int32_t quad = (int32_t)(thread_id() & 3), group = (int32_t)(thread_id() >> 2 & 7);
@@ -582,11 +606,12 @@ INLINE void do_exactly(const struct mx_sm90_tile *tile, int32_t row, int32_t col
         columns[i] = column + 2 * quad + i;
     }
     uint32_t wanted = 0; // bit 2 h + b
-    UNROLL for (int h = 0; h < 2; h++) UNROLL for (int b = 0; b < 2; b++)
-        if (rows[h] <= p_last && columns[b] <= q_last &&
-            (p_ref[rows[h]] == MX_SM90_EXACT || q_ref[columns[b]] == MX_SM90_EXACT))
+    UNROLL for (int h = 0; h < 2; h++)
+        UNROLL for (int b = 0; b < 2; b++) if (rows[h] <= p_last && columns[b] <= q_last &&
+                                               (p_ref[rows[h]] == MX_SM90_EXACT || q_ref[columns[b]] == MX_SM90_EXACT))
             wanted |= 1u << (2 * h + b);
-    if (!any_of_warp(wanted)) return;
+    if (!any_of_warp(wanted))
+        return;
 
     // Rows that do not exist stand in for by the last one that does.
     const int64_t scale_stride = problem.stride / MX_BLOCK, q_loaded = min32(column + group, q_last);
@@ -609,10 +634,12 @@ INLINE void do_exactly(const struct mx_sm90_tile *tile, int32_t row, int32_t col
         UNROLL for (int i = 0; i < 4; i++) sums[i] += scale_exactly(d[i], p_scale[i / 2][block], q_scale[i % 2][block]);
     }
     UNROLL for (int i = 0; i < 4; i++) {
-        if (!(wanted >> i & 1)) continue;
+        if (!(wanted >> i & 1))
+            continue;
         const int32_t across = kind.swapped ? columns[i % 2] : rows[i / 2];
         const int32_t along = kind.swapped ? rows[i / 2] : columns[i % 2];
-        if (problem.bias) sums[i] += problem.bias[tile->bias + along];
+        if (problem.bias)
+            sums[i] += problem.bias[tile->bias + along];
         store_one(problem.out, tile->out + across * problem.out_stride + along, sums[i], output_of(problem));
     }
 }
@@ -622,7 +649,8 @@ INLINE void do_rest_exactly(struct problem problem, struct mx_sm90_plan plan, st
     asm volatile("barrier.cta.sync.aligned 1, 256;" ::: "memory");
     const struct mx_sm90_tile *tiles = (const struct mx_sm90_tile *)plan.workspace;
     ROLLED for (uint32_t index = block_id(); index < (uint32_t)plan.tiles; index += grid_size()) {
-        if (tiles[index].p_rows == 0) return;
+        if (tiles[index].p_rows == 0)
+            return;
         ROLLED for (int32_t part = (int32_t)(thread_id() >> 5) - 8; part < 256; part += CONSUMER_WARPS)
             do_exactly(&tiles[index], part / 16 * 16, part % 16 * 8, problem, plan, kind);
     }
@@ -630,8 +658,8 @@ INLINE void do_rest_exactly(struct problem problem, struct mx_sm90_plan plan, st
 
 // ------------------------------------------------------------------------------------------------------------ consume
 
-// What an open tile needs of its slot and workspace, and the scales of the next step of a lane's rows, which are 0, 8, 64
-// and 72 past its first.
+// What an open tile needs of its slot and workspace, and the scales of the next step of a lane's rows, which are 0, 8,
+// 64 and 72 past its first.
 struct open_tile {
     uint32_t slot;
     int32_t blocks;
@@ -654,7 +682,8 @@ INLINE struct open_tile open_tile(struct ring slot, struct mx_sm90_plan plan, ui
     tile.blocks = TILE_FIELD(tile.slot, blocks);
     const int64_t index = TILE_FIELD(tile.slot, p_scale) + (int64_t)warpgroup * plan.steps;
     tile.scale = plan.workspace + plan.p_scale + index * MX_SM90_SCALE_BYTES + 4 * row;
-    if (tile.blocks > 0) load_scales(&tile);
+    if (tile.blocks > 0)
+        load_scales(&tile);
     return tile;
 }
 
@@ -673,13 +702,14 @@ INLINE struct part part_of(uint32_t slot, struct problem problem) {
     };
 }
 
-// Warpgroups 2 and 3. A step has two halves of the contraction and two fragments of rows: four groups of wgmma, of which
-// two are in flight; while they run, the next fragment's bytes are loaded and converted.
+// Warpgroups 2 and 3. A step has two halves of the contraction and two fragments of rows: four groups of wgmma, of
+// which two are in flight; while they run, the next fragment's bytes are loaded and converted.
 INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t warpgroup, struct kind kind) {
     const uint32_t lane = thread_id() & 31, quad = lane & 3;
     const uint32_t row = (thread_id() >> 5 & 3) * 16 + (lane >> 2);
     const uint32_t p_ring = P_RING + warpgroup * P_STAGES;
-    const uint32_t from = shared_address(shared) + warpgroup * P_STAGES * STAGE_BYTES + row * 64 + ((quad ^ (row >> 1 & 3)) << 4);
+    const uint32_t from =
+        shared_address(shared) + warpgroup * P_STAGES * STAGE_BYTES + row * 64 + ((quad ^ (row >> 1 & 3)) << 4);
     const uint32_t shift = quad >> 1 << 3; // of this lane's block in the low half of a step's scales
     struct ring slot = {}, p = {}, half = {};
     uint32_t seen = 0;
@@ -687,9 +717,11 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
     while (TILE_FIELD(tile.slot, p_rows)) {
         if (tile.blocks <= 0) {
             const struct part part = part_of(tile.slot, problem);
-            if (!problem.add) clear_tile(part, problem, kind);
+            if (!problem.add)
+                clear_tile(part, problem, kind);
             sync_warp();
-            if (lane == 0) barrier_arrive(empty(SLOT_RING, slot.index));
+            if (lane == 0)
+                barrier_arrive(empty(SLOT_RING, slot.index));
             advance(&slot, SLOTS);
             tile = open_tile(slot, plan, warpgroup);
             continue;
@@ -710,11 +742,13 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
             const int partial = kind.depth && block + 4 > tile.blocks;
             const uint32_t low_mask = mine < tile.blocks ? ~0u : 0, high_mask = mine + 2 < tile.blocks ? ~0u : 0;
             const int more = block + 4 < tile.blocks;
-            if (more) load_scales(&tile);
+            if (more)
+                load_scales(&tile);
 
             WGMMA_WAIT(1);
             PIN(x0);
-            if (partial) clear_unless(x0, low_mask);
+            if (partial)
+                clear_unless(x0, low_mask);
             convert_fragment(f0, x0, low[0], low[1]);
             LOAD_FRAGMENT(x0, at + BOX_BYTES);
             wait_full(HALF_RING, half);
@@ -722,17 +756,20 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
             MULTIPLY(d0, f0, b);
             WGMMA_WAIT(1);
             PIN(x1);
-            if (block && lane == 0) barrier_arrive(empty(HALF_RING, previous));
+            if (block && lane == 0)
+                barrier_arrive(empty(HALF_RING, previous));
             previous = half.index;
             advance(&half, HALVES);
-            if (partial) clear_unless(x1, low_mask);
+            if (partial)
+                clear_unless(x1, low_mask);
             convert_fragment(f1, x1, low[2], low[3]);
             LOAD_FRAGMENT(x1, at + BOX_BYTES + 64 * 64);
             MULTIPLY(d1, f1, b);
 
             WGMMA_WAIT(1);
             PIN(x0);
-            if (partial) clear_unless(x0, high_mask);
+            if (partial)
+                clear_unless(x0, high_mask);
             convert_fragment(f0, x0, high[0], high[1]);
             advance(&p, P_STAGES);
             if (more) {
@@ -744,15 +781,19 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
             MULTIPLY(d0, f0, b);
             WGMMA_WAIT(1);
             PIN(x1);
-            if (lane == 0) barrier_arrive(empty(HALF_RING, previous));
+            if (lane == 0)
+                barrier_arrive(empty(HALF_RING, previous));
             previous = half.index;
             advance(&half, HALVES);
-            if (partial) clear_unless(x1, high_mask);
+            if (partial)
+                clear_unless(x1, high_mask);
             convert_fragment(f1, x1, high[2], high[3]);
             // An arrive does not wait for earlier loads: its address depends on the last loaded value.
             sync_warp();
-            if (lane == 0) barrier_arrive(release + (f1[15] & (uint32_t)plan.zero));
-            if (more) LOAD_FRAGMENT(x1, from + p.index * STAGE_BYTES + 64 * 64);
+            if (lane == 0)
+                barrier_arrive(release + (f1[15] & (uint32_t)plan.zero));
+            if (more)
+                LOAD_FRAGMENT(x1, from + p.index * STAGE_BYTES + 64 * 64);
             MULTIPLY(d1, f1, b);
         }
         struct problem here = problem; // a copy that the compiler does not compute with before
@@ -767,7 +808,8 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
         WGMMA_WAIT(0);
         PIN64(d0);
         PIN64(d1);
-        if (lane == 0) barrier_arrive(empty(HALF_RING, previous));
+        if (lane == 0)
+            barrier_arrive(empty(HALF_RING, previous));
         if (!(part.flags & MODERATE)) {
             apply_other_factors(d0, part, 0);
             apply_other_factors(d1, part, 1);
@@ -777,9 +819,11 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
         else
             store_tile(d0, d1, part, here);
         sync_warp();
-        if (lane == 0) barrier_arrive(empty(SLOT_RING, done));
+        if (lane == 0)
+            barrier_arrive(empty(SLOT_RING, done));
     }
-    if (seen & HAS_EXACT) do_rest_exactly(problem, plan, kind);
+    if (seen & HAS_EXACT)
+        do_rest_exactly(problem, plan, kind);
 }
 
 // ------------------------------------------------------------------------------------------------------------ kernels
@@ -807,12 +851,24 @@ INLINE void gemm(struct problem problem, struct mx_sm90_plan plan, uint64_t p_ma
             fetch_tiles(plan);
             return;
         }
-        struct filling it = {Q_RING, Q_STAGES, base + Q_AT, p_map + 128, problem.q, problem.q_rows,
-                             __builtin_offsetof(struct mx_sm90_tile, q_row), 0};
+        struct filling it = {Q_RING,
+                             Q_STAGES,
+                             base + Q_AT,
+                             p_map + 128,
+                             problem.q,
+                             problem.q_rows,
+                             __builtin_offsetof(struct mx_sm90_tile, q_row),
+                             0};
         if (warp > 1) {
             const uint32_t first = (warp - 2) * P_STAGES;
-            it = (struct filling){P_RING + first, P_STAGES, base + first * STAGE_BYTES, p_map, problem.p, problem.p_rows,
-                                  __builtin_offsetof(struct mx_sm90_tile, p_row), (int32_t)(warp - 2) * MX_SM90_ROW_BLOCK};
+            it = (struct filling){P_RING + first,
+                                  P_STAGES,
+                                  base + first * STAGE_BYTES,
+                                  p_map,
+                                  problem.p,
+                                  problem.p_rows,
+                                  __builtin_offsetof(struct mx_sm90_tile, p_row),
+                                  (int32_t)(warp - 2) * MX_SM90_ROW_BLOCK};
         }
         if (plan.copies)
             copy_stages(it, problem.stride);
@@ -829,15 +885,15 @@ INLINE void gemm(struct problem problem, struct mx_sm90_plan plan, uint64_t p_ma
 
 INLINE struct problem problem_of_rows(struct mx_rows_args args, int swapped) {
     const int64_t weights = args.groups * args.n;
-    return swapped ? (struct problem){args.b,    args.b_scale, args.a, args.a_scale,  weights, args.m, args.k,
-                                      args.bias, args.out,     args.n, args.out_type, 0}
-                   : (struct problem){args.a,    args.a_scale, args.b, args.b_scale,  args.m, weights, args.k,
-                                      args.bias, args.out,     args.n, args.out_type, 0};
+    return swapped ? (struct problem){args.b, args.b_scale, args.a,   args.a_scale, weights,       args.m,
+                                      args.k, args.bias,    args.out, args.n,       args.out_type, 0}
+                   : (struct problem){args.a, args.a_scale, args.b,   args.b_scale, args.m,        weights,
+                                      args.k, args.bias,    args.out, args.n,       args.out_type, 0};
 }
 
 #define ROWS_KERNEL(name, swapped)                                                                                     \
-    KERNEL(name, 512, 1)(const struct mx_rows_args args, const struct mx_sm90_plan plan,                                        \
-                [[maybe_unused]] const struct mx_sm90_maps maps) {                                                     \
+    KERNEL(name, 512, 1)(const struct mx_rows_args args, const struct mx_sm90_plan plan,                               \
+                         [[maybe_unused]] const struct mx_sm90_maps maps) {                                            \
         uint64_t p_map;                                                                                                \
         PARAMETER_ADDRESS(p_map, name, 2);                                                                             \
         gemm(problem_of_rows(args, swapped), plan, p_map, (struct kind){swapped, 0});                                  \
@@ -845,7 +901,7 @@ INLINE struct problem problem_of_rows(struct mx_rows_args args, int swapped) {
 MX_SM90_ROWS_KERNELS(ROWS_KERNEL)
 
 KERNEL(mx_gemm_depth_sm90, 512, 1)(const struct mx_depth_args args, const struct mx_sm90_plan plan,
-                          [[maybe_unused]] const struct mx_sm90_maps maps) {
+                                   [[maybe_unused]] const struct mx_sm90_maps maps) {
     uint64_t p_map;
     PARAMETER_ADDRESS(p_map, mx_gemm_depth_sm90, 2);
     const struct problem problem = {args.a,     args.a_scale, args.b,   args.b_scale, args.n,        args.k,

@@ -3,8 +3,8 @@
 //   mx_prepare_rows_sm90(struct mx_rows_args, struct mx_sm90_plan)
 //   mx_prepare_depth_sm90(struct mx_depth_args, struct mx_sm90_plan)
 //
-// Blocks of 256 threads: first plan.tile_blocks of them, which write a tile a thread, then those that write scales, half a
-// row block at a time: gemm_rows the tokens' and then the weights'; gemm_depth group by group, P's and then Q's,
+// Blocks of 256 threads: first plan.tile_blocks of them, which write a tile a thread, then those that write scales,
+// half a row block at a time: gemm_rows the tokens' and then the weights'; gemm_depth group by group, P's and then Q's,
 // plan.halves_at_once each. Bad offs are clamped here, and whatever they were, no index that leaves this file is out of
 // bounds: a group ends at the largest of the offs up to its own, cut to the tokens there are.
 #include "device_sm90.h"
@@ -29,12 +29,14 @@ INLINE int32_t scan(SHARED int32_t *values, int32_t x, int maximum) {
     const int32_t t = (int32_t)thread_id(), lane = t % 32, warp = t / 32;
     UNROLL for (int32_t back = 1; back < 32; back *= 2) {
         const int32_t other = (int32_t)shuffle((uint32_t)x, (uint32_t)(lane - back));
-        if (lane >= back) x = maximum ? max32(x, other) : x + other;
+        if (lane >= back)
+            x = maximum ? max32(x, other) : x + other;
     }
-    if (lane == 31) totals[warp] = x;
+    if (lane == 31)
+        totals[warp] = x;
     sync_block();
-    UNROLL for (int32_t i = 0; i < THREADS / 32 - 1; i++)
-        if (i < warp) x = maximum ? max32(x, totals[i]) : x + totals[i];
+    UNROLL for (int32_t i = 0; i < THREADS / 32 - 1; i++) if (i < warp) x =
+        maximum ? max32(x, totals[i]) : x + totals[i];
     values[t] = x;
     sync_block();
     return x;
@@ -64,15 +66,18 @@ INLINE struct place find(struct groups groups, int32_t target, int by_number) {
         const int32_t bound = min32(max32(given, 0), groups.tokens) & -groups.multiple;
         const int32_t mine = scan(ends, max32(bound, end), 1);
         const int32_t length = mine - (t ? ends[t - 1] : end);
-        if (base + t < MX_SM90_SORTED_GROUPS) lengths[base + t] = length;
+        if (base + t < MX_SM90_SORTED_GROUPS)
+            lengths[base + t] = length;
         scan(unit_sums, div_up32(length, groups.unit), 0);
         scan(block_sums, div_up32(length, MX_SM90_ROW_BLOCK), 0);
         int32_t i = target - base;
         if (!by_number) {
             i = 0; // the number of groups that end at or before the target
             for (int32_t step = THREADS / 2; step; step /= 2)
-                if (units + unit_sums[i + step - 1] <= target) i += step;
-            if (units + unit_sums[i] <= target) i++;
+                if (units + unit_sums[i + step - 1] <= target)
+                    i += step;
+            if (units + unit_sums[i] <= target)
+                i++;
         }
         if (at.group < 0 && i >= 0 && i < min32(THREADS, groups.count - base))
             at = (struct place){base + i, i ? ends[i - 1] : end, ends[i], units + (i ? unit_sums[i - 1] : 0),
@@ -98,14 +103,15 @@ INLINE uint32_t first_bytes(int32_t count) { return count >= 4 ? ~0u : (1u << 8 
 // How a row of scales is read: bytes at any address; whole words; or four words at once.
 enum reading { BYTES, WORDS, QUADS };
 
-// A thread's four words of scales, of 4 blocks each, that lie in the WORDS_AT_ONCE from `word` on: see word_of. 0 for blocks
-// past `blocks`.
+// A thread's four words of scales, of 4 blocks each, that lie in the WORDS_AT_ONCE from `word` on: see word_of. 0 for
+// blocks past `blocks`.
 INLINE int32_t word_of(int32_t word, int i, enum reading reading) {
     const int32_t lane = (int32_t)thread_id() % LANES;
     return reading == QUADS ? word + 4 * lane + i : word + lane + LANES * i;
 }
 INLINE u32x4 load_codes(const uint8_t *scale, int32_t word, int32_t blocks, enum reading reading) {
-    if (reading == QUADS) return load_constant4_if(4 * word_of(word, 0, reading) < blocks, scale + 4 * word_of(word, 0, reading));
+    if (reading == QUADS)
+        return load_constant4_if(4 * word_of(word, 0, reading) < blocks, scale + 4 * word_of(word, 0, reading));
     u32x4 codes = {};
     UNROLL for (int i = 0; i < 4; i++) {
         const int32_t first = 4 * word_of(word, i, reading);
@@ -135,8 +141,9 @@ INLINE int is_zero_block(const uint8_t *data) {
 
 // Whether a thread's share of a row has a block that is below the window and not all zeros. Rarely asked.
 INLINE int has_elements_below(const uint8_t *data, const uint8_t *scale, int32_t blocks, int32_t reference) {
-    ROLLED for (int32_t block = (int32_t)thread_id() % LANES; block < blocks; block += LANES)
-        if (scale[block] <= reference - MX_SM90_WINDOW && !is_zero_block(data + (int64_t)block * MX_BLOCK)) return 1;
+    ROLLED for (int32_t block = (int32_t)thread_id() % LANES; block < blocks;
+                block += LANES) if (scale[block] <= reference - MX_SM90_WINDOW &&
+                                    !is_zero_block(data + (int64_t)block * MX_BLOCK)) return 1;
     return 0;
 }
 
@@ -180,14 +187,18 @@ INLINE void write_half_as(struct row_block x, uint8_t *to, uint8_t *ref, enum re
     uint32_t low = 0; // whether a scale is below the window
     to += 4 * row;
     ROLLED for (int32_t word = 0; word < words; word += WORDS_AT_ONCE) {
-        if (words > WORDS_AT_ONCE) codes = load_codes(scale, word, blocks, reading);
+        if (words > WORDS_AT_ONCE)
+            codes = load_codes(scale, word, blocks, reading);
         UNROLL for (int i = 0; i < 4; i++) {
             const int32_t at = word_of(word, i, reading);
             uint32_t moved = move_scales(codes[i], reference), outside = 0;
-            if (blocks % 4 != 0) outside = ~first_bytes(blocks - 4 * at);
+            if (blocks % 4 != 0)
+                outside = ~first_bytes(blocks - 4 * at);
             moved &= ~outside;
-            if (at < words) *(uint32_t *)(to + (uint32_t)at * MX_SM90_SCALE_BYTES) = moved;
-            if (4 * at < blocks) low |= has_zero_byte(moved | outside);
+            if (at < words)
+                *(uint32_t *)(to + (uint32_t)at * MX_SM90_SCALE_BYTES) = moved;
+            if (4 * at < blocks)
+                low |= has_zero_byte(moved | outside);
         }
     }
     uint32_t exact = reference == 255;
@@ -195,9 +206,10 @@ INLINE void write_half_as(struct row_block x, uint8_t *to, uint8_t *ref, enum re
         exact = (uint32_t)has_elements_below(x.data + row * x.stride, scale, blocks, reference);
     exact = max_of_lanes(exact);
     if (exact)
-        ROLLED for (int32_t at = (int32_t)thread % LANES; at < words; at += LANES)
-            *(uint32_t *)(to + (uint32_t)at * MX_SM90_SCALE_BYTES) = 0;
-    if (thread % LANES == 0) ref[row] = row >= x.rows ? 127 : exact ? MX_SM90_EXACT : (uint8_t)reference;
+        ROLLED for (int32_t at = (int32_t)thread % LANES; at < words; at += LANES) *
+            (uint32_t *)(to + (uint32_t)at * MX_SM90_SCALE_BYTES) = 0;
+    if (thread % LANES == 0)
+        ref[row] = row >= x.rows ? 127 : exact ? MX_SM90_EXACT : (uint8_t)reference;
 }
 
 INLINE void write_half(struct row_block x, uint8_t *to, uint8_t *ref, int quads) {
@@ -211,11 +223,12 @@ INLINE void write_half(struct row_block x, uint8_t *to, uint8_t *ref, int quads)
 }
 
 INLINE void write_tile(struct mx_sm90_plan plan, int32_t index, struct mx_sm90_tile tile) {
-    if (index < plan.tiles) ((struct mx_sm90_tile *)plan.workspace)[index] = tile;
+    if (index < plan.tiles)
+        ((struct mx_sm90_tile *)plan.workspace)[index] = tile;
 }
 
-// The index-th tile of a grid, walked in bands of `raster` rows; inside a band, the column changes last. So the tiles that
-// run at once share their operands' rows, in the L2 cache. An index past the last tile gives a row past the last.
+// The index-th tile of a grid, walked in bands of `raster` rows; inside a band, the column changes last. So the tiles
+// that run at once share their operands' rows, in the L2 cache. An index past the last tile gives a row past the last.
 struct grid_place {
     int32_t row, column;
 };
@@ -274,7 +287,8 @@ INLINE void write_halves_of_rows(struct mx_rows_args args, struct mx_sm90_plan p
     ROLLED for (int32_t half = begin; half < end; half++) {
         if (tokens && half >= group_end) {
             at = find(groups, half / 2, 0);
-            if (at.group == groups.count) return;
+            if (at.group == groups.count)
+                return;
             group_end = 2 * (at.blocks + div_up32(at.end - at.begin, MX_SM90_ROW_BLOCK));
         }
         const int32_t group = half / per_group, row = (half - (tokens ? 2 * at.blocks : group * per_group)) * HALF;
@@ -283,8 +297,8 @@ INLINE void write_halves_of_rows(struct mx_rows_args args, struct mx_sm90_plan p
         uint8_t *scale = plan.workspace + (p ? plan.p_scale : plan.q_scale) + half % 2 * 4 * HALF;
         uint8_t *ref = plan.workspace + (p ? plan.p_ref : plan.q_ref);
         write_half((struct row_block){(tokens ? args.a : args.b) + first * args.k,
-                                      (tokens ? args.a_scale : args.b_scale) + first * (args.k / MX_BLOCK), args.k, rows,
-                                      (int32_t)(args.k / MX_BLOCK)},
+                                      (tokens ? args.a_scale : args.b_scale) + first * (args.k / MX_BLOCK), args.k,
+                                      rows, (int32_t)(args.k / MX_BLOCK)},
                    scale + (int64_t)(half / 2) * plan.steps * MX_SM90_SCALE_BYTES, ref + half * HALF, 1);
     }
 }
@@ -312,7 +326,8 @@ INLINE struct depth depth_of(struct mx_depth_args args, struct mx_sm90_plan plan
 }
 
 INLINE struct groups groups_of(struct mx_depth_args args) {
-    return (struct groups){args.offs, (int32_t)args.groups, (int32_t)args.depth, args.plain ? MX_BLOCK : 1, MX_SM90_STEP};
+    return (struct groups){args.offs, (int32_t)args.groups, (int32_t)args.depth, args.plain ? MX_BLOCK : 1,
+                           MX_SM90_STEP};
 }
 
 // Fills `order` with the groups' numbers, longest first.
@@ -374,8 +389,9 @@ KERNEL(mx_prepare_depth_sm90, 256, 4)(const struct mx_depth_args args, const str
         const int64_t row = half * HALF, block = row * (args.depth / MX_BLOCK) + depth.start / MX_BLOCK;
         uint8_t *scale = plan.workspace + (p ? plan.p_scale : plan.q_scale) + half % 2 * 4 * HALF;
         uint8_t *ref = plan.workspace + (p ? plan.p_ref : plan.q_ref);
-        write_half((struct row_block){(p ? args.a : args.b) + block * MX_BLOCK, (p ? args.a_scale : args.b_scale) + block,
-                                      args.depth, (int32_t)((p ? args.n : args.k) - row), depth.blocks},
+        write_half((struct row_block){(p ? args.a : args.b) + block * MX_BLOCK,
+                                      (p ? args.a_scale : args.b_scale) + block, args.depth,
+                                      (int32_t)((p ? args.n : args.k) - row), depth.blocks},
                    scale + ((int64_t)(half / 2) * plan.steps + depth.step) * MX_SM90_SCALE_BYTES,
                    ref + ((int64_t)group * 2 * (p ? plan.p_blocks : plan.q_blocks) + half) * HALF, 0);
     }

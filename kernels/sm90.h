@@ -3,13 +3,15 @@
 // A GEMM call is two launches on one stream:
 //   mx_prepare_<op>_sm90  (struct mx_<op>_args, struct mx_sm90_plan)
 //       grid plan.prepare_blocks, MX_SM90_PREPARE_THREADS threads, no dynamic shared memory
-//   mx_gemm_depth_sm90 or a line of MX_SM90_ROWS_KERNELS  (struct mx_<op>_args, struct mx_sm90_plan, struct mx_sm90_maps)
+//   mx_gemm_depth_sm90 or a line of MX_SM90_ROWS_KERNELS  (struct mx_<op>_args, struct mx_sm90_plan, struct
+//   mx_sm90_maps)
 //       grid plan.blocks, MX_SM90_THREADS threads, MX_SM90_SHARED_BYTES of dynamic shared memory
 // The plan comes from sizes alone (mx_sm90_plan_rows, mx_sm90_plan_depth), so the host never reads a device value.
 // prepare fills the whole of what the GEMM reads of the workspace; nothing in it survives from call to call.
 //
-// A GEMM kernel multiplies tiles of MX_SM90_P rows of one operand, P, whose elements go to registers, by MX_SM90_Q rows of
-// the other, Q, which go to shared memory. gemm_depth has P = a, Q = b; gemm_rows too, or, when swapped, P = b, Q = a.
+// A GEMM kernel multiplies tiles of MX_SM90_P rows of one operand, P, whose elements go to registers, by MX_SM90_Q rows
+// of the other, Q, which go to shared memory. gemm_depth has P = a, Q = b; gemm_rows too, or, when swapped, P = b, Q =
+// a.
 //
 // An element of the output takes one of two ways, and which one depends on its own two operand rows alone, each cut to
 // the contraction of the group ("row" from here on):
@@ -33,17 +35,17 @@ enum {
     MX_SM90_PREPARE_THREADS = 256,
     MX_SM90_P = 256,
     MX_SM90_Q = 128,
-    MX_SM90_ROW_BLOCK = 128,    // rows that the workspace keeps together
-    MX_SM90_STEP = 128,         // contraction elements of one turn of the main loop
-    MX_SM90_SCALE_BYTES = 512,  // scales of one row block and step
-    MX_SM90_WINDOW = 22,        // binades of scales that a row may have on the fast way
-    MX_SM90_EXACT = 255,        // reference of a row that goes the exact way
+    MX_SM90_ROW_BLOCK = 128,      // rows that the workspace keeps together
+    MX_SM90_STEP = 128,           // contraction elements of one turn of the main loop
+    MX_SM90_SCALE_BYTES = 512,    // scales of one row block and step
+    MX_SM90_WINDOW = 22,          // binades of scales that a row may have on the fast way
+    MX_SM90_EXACT = 255,          // reference of a row that goes the exact way
     MX_SM90_SORTED_GROUPS = 1024, // up to so many groups are started longest first
     MX_SM90_SHARED_BYTES = 220 * 1024,
 };
 
-// Every GEMM kernel of gemm_rows: name, whether P and Q are swapped. gemm_depth has one, mx_gemm_depth_sm90. Each takes any
-// output.
+// Every GEMM kernel of gemm_rows: name, whether P and Q are swapped. gemm_depth has one, mx_gemm_depth_sm90. Each takes
+// any output.
 #define MX_SM90_ROWS_KERNELS(X)                                                                                        \
     X(mx_gemm_rows_sm90, 0)                                                                                            \
     X(mx_gemm_rows_sm90_swapped, 1)
@@ -79,16 +81,16 @@ struct mx_sm90_plan {
     int64_t p_scale, q_scale, p_ref, q_ref, bytes; // byte offsets in the workspace, its size
     int32_t tiles;                                 // the most that any offs make
     int32_t steps;                                 // of one row block in p_scale and q_scale
-    int32_t p_tiles, q_tiles;     // tiles of one group along P and Q; gemm_rows: only along the weights
-    int32_t token_blocks;         // gemm_rows: row blocks of tokens, the most that any offs make
-    int32_t group_blocks;         // gemm_rows: row blocks of one group's weights
-    int32_t p_blocks, q_blocks;   // gemm_depth: row blocks
-    int32_t halves_at_once;       // half row blocks that a block of prepare takes, one after the other
-    int32_t raster;               // rows of tiles that are walked together, for the L2 cache
-    int32_t swapped;              // P is the weights
-    int32_t copies;               // operands not 16-byte aligned: the kernel copies bytes, with no tensor maps
-    int32_t zero;                 // 0, where the compiler must not know it
-    int32_t tile_blocks;          // blocks of prepare that write tiles
+    int32_t p_tiles, q_tiles;       // tiles of one group along P and Q; gemm_rows: only along the weights
+    int32_t token_blocks;           // gemm_rows: row blocks of tokens, the most that any offs make
+    int32_t group_blocks;           // gemm_rows: row blocks of one group's weights
+    int32_t p_blocks, q_blocks;     // gemm_depth: row blocks
+    int32_t halves_at_once;         // half row blocks that a block of prepare takes, one after the other
+    int32_t raster;                 // rows of tiles that are walked together, for the L2 cache
+    int32_t swapped;                // P is the weights
+    int32_t copies;                 // operands not 16-byte aligned: the kernel copies bytes, with no tensor maps
+    int32_t zero;                   // 0, where the compiler must not know it
+    int32_t tile_blocks;            // blocks of prepare that write tiles
     int32_t prepare_blocks, blocks; // grids
     struct mx_sm90_map p_map, q_map;
 };
@@ -130,7 +132,8 @@ static inline int mx_sm90_choose_swapped(const struct mx_rows_args *args) {
     return swapped * 11 < as_is * 10;
 }
 
-// out[r] = a[r] . b[g]^T: token tiles begin at each group's first row; the rows past the last group are a group as well.
+// out[r] = a[r] . b[g]^T: token tiles begin at each group's first row; the rows past the last group are a group as
+// well.
 static inline struct mx_sm90_plan mx_sm90_plan_rows(const struct mx_rows_args *args, void *workspace, int swapped,
                                                     int32_t multiprocessors) {
     struct mx_sm90_plan plan = {.workspace = (uint8_t *)workspace, .swapped = swapped, .raster = 8};

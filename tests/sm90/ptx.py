@@ -31,7 +31,9 @@ def compile_ptx(stem: str, flags: list[str] | None = None) -> str:
     """The PTX of kernels/<stem>.c."""
     command = [sys.executable, "-m", "ziglang", "clang", *FLAGS, *(flags or [])]
     source = str(ROOT / "kernels" / f"{stem}.c")
-    return with_launch_bounds(subprocess.run([*command, "-S", source, "-o", "-"], check=True, capture_output=True, text=True).stdout)
+    return with_launch_bounds(
+        subprocess.run([*command, "-S", source, "-o", "-"], check=True, capture_output=True, text=True).stdout
+    )
 
 
 def assemble(ptx: Path, cubin: Path) -> str:
