@@ -13,17 +13,20 @@
 // contraction past its end is 0, by the tensor map's bounds (gemm_rows) or cleared in registers (gemm_depth, where
 // other groups lie there).
 //
-// Warpgroup 0: warp 0 has the copy engine fill stages of 128 of the contraction, each as two boxes of 64 bytes a row,
-// swizzled by 64; warp 1 fetches tiles and their references. Warpgroup 1 converts Q to float16 in shared memory, in
-// K-major rows of 128 bytes, swizzled by 128: "halves", since they hold 64 of the contraction. Warpgroups 2 and 3 each
-// have 128 rows of P, convert them in registers and multiply by wgmma.m64n128k16 (float16 in, float32 sums).
-//   shared memory: P stages 3 x 32 KB | Q stages 3 x 16 KB | Q halves 4 x 16 KB | tiles 4 x 1984 bytes | barriers
+// Warpgroup 0: warp 0 fetches tiles and their references; warps 1, 2 and 3 have the copy engine fill the stages of Q
+// and of P's first and second 128 rows. A stage is 128 rows, 128 of the contraction, as two boxes of 64 bytes a row,
+// swizzled by 64. Warpgroup 1 converts Q to float16 in shared memory, in K-major rows of 128 bytes, swizzled by 128:
+// "halves", as they hold 64 of the contraction. Warpgroups 2 and 3 each have 128 rows of P, which they convert in
+// registers and multiply by wgmma.m64n128k16 (float16 in, float32 sums).
+//   shared memory: P stages 2 x 3 x 16 KB | Q stages 3 x 16 KB | Q halves 4 x 16 KB | slots 4 x 1984 bytes | barriers
 //   registers: 40 a lane in warpgroup 0, 56 in 1, 208 in 2 and 3: 128 accumulators, 32 of P fragments, 16 of P bytes
 //
 // The contraction is permuted inside each 64: lane quad q of a P fragment has bytes 16 q .. 16 q + 15, of which word j
-// goes to the j-th of four wgmma, and Q's halves have the same order. Q's rows are permuted inside each 32: row 8 j + 2
-// q
-// + b of a half is Q's row 8 q + 2 j + b, so that a lane has 8 consecutive columns of the product.
+// goes to the j-th of four wgmma, and Q's halves have the same order. Q's rows are permuted inside each 32, so that a
+// lane has 8 consecutive columns of the product: row 8 j + 2 q + b of a half is Q's row 8 q + 2 j + b.
+//
+// Values derived from the thread's number are hidden from the compiler in places (HIDE): it would keep them in
+// registers across the main loop, which has none to spare.
 //
 // Sources: PTX ISA 8.8, sections on wgmma (fragments, matrix descriptors), mbarrier and cp.async.bulk.tensor.
 #include "device_sm90.h"
@@ -109,7 +112,7 @@ INLINE float other_factor_of(uint32_t reference) {
     return power_of_two((int32_t)reference - 134 - (((int32_t)reference - 134) >> 1) + 127);
 }
 
-// Warp 1: each tile of this block with its references and factors, into the next slot. Rows that do not exist have 127.
+// Warp 0: each tile of this block with its references and factors, into the next slot. Rows that do not exist have 127.
 INLINE void fetch_tiles(struct mx_sm90_plan plan) {
     const uint32_t lane = thread_id() & 31;
     const struct mx_sm90_tile *tiles = (const struct mx_sm90_tile *)plan.workspace;
@@ -164,15 +167,15 @@ INLINE void fetch_tiles(struct mx_sm90_plan plan) {
 
 // ------------------------------------------------------------------------------------------------------- fill stages
 
-// What one warp fills: the stages of a ring, with 128 rows of an operand each.
+// What one of warps 1 to 3 fills: the stages of a ring, with 128 rows of an operand each.
 struct filling {
     uint32_t ring, stages;
     uint32_t to;         // the ring's first stage
-    uint64_t map;        // or
-    const uint8_t *from; // the operand
+    uint64_t map;        // the operand's tensor map, for fill_stages
+    const uint8_t *from; // the operand, for copy_stages
     int64_t rows;        // of the whole operand
     uint32_t row_at;     // where a tile in a slot has the first row
-    int32_t past_row;    // that the stages begin
+    int32_t past_row;    // how far past that the stages begin
 };
 
 // One lane has the copy engine fill the ring, tile after tile.
@@ -242,7 +245,7 @@ INLINE void copy_stages(struct filling it, int64_t stride) {
 
 // ---------------------------------------------------------------------------------------------------------- convert Q
 
-// A scale of the workspace, as it lies in byte `selector` of `scales`, as a pair of float16 factors.
+// The scale of the workspace that lies at bit `shift` of a word, as a pair of float16 factors.
 #define SCALE_FACTOR(scales, shift) (((scales) >> (shift) & 255) * 0x04000400)
 
 // Warpgroup 1: a thread has one of Q's rows, the r-th of a stage, which becomes row n of a half; the pairing makes both
@@ -613,7 +616,7 @@ INLINE void do_exactly(const struct mx_sm90_tile *tile, int32_t row, int32_t col
     if (!any_of_warp(wanted))
         return;
 
-    // Rows that do not exist stand in for by the last one that does.
+    // The last row that exists stands in for those that do not.
     const int64_t scale_stride = problem.stride / MX_BLOCK, q_loaded = min32(column + group, q_last);
     const uint8_t *q = problem.q + (tile->q_row + q_loaded) * problem.stride + tile->start + 8 * quad;
     const uint8_t *p[2], *p_scale[2], *q_scale[2];

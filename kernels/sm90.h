@@ -95,6 +95,13 @@ struct mx_sm90_plan {
     struct mx_sm90_map p_map, q_map;
 };
 
+// Whether the kernels take operands of so many rows and bytes a row: coordinates are 32-bit. They want something to do
+// as well: m, n, k, depth and groups of at least 1 are the launcher's business.
+static inline int mx_sm90_fits(int64_t p_rows, int64_t q_rows, int64_t stride) {
+    const int64_t most = INT32_MAX - MX_SM90_P;
+    return p_rows <= most && q_rows <= most && stride <= most;
+}
+
 static inline int64_t mx_sm90_div_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
 static inline int64_t mx_sm90_place(int64_t *end, int64_t bytes) {
