@@ -78,9 +78,13 @@ def gpu_compiler():
 
 
 def set_launch_bounds(ptx):
-    """Moves each kernel's `// .maxntid` comment to where the directive belongs: clang has no C attribute for it."""
-    entry = re.compile(r"(\.entry [^{]*\n\))([^{]*\{(?:(?!\.entry).)*?// (\.maxntid [^\n]*)\n)", re.DOTALL)
-    return entry.sub(r"\1\n\3\n.minnctapersm 1\n\2", ptx)
+    """Turns the comments that KERNEL of kernels/device_sm90.h leaves into directives of the entries they name."""
+    for name, threads, blocks in re.findall(r"^// launch bounds (\w+) (\d+) (\d+)$", ptx, re.MULTILINE):
+        entry = re.compile(rf"(\.entry {name}\([^)]*\))[^{{]*\{{")
+        ptx, count = entry.subn(rf"\1\n.maxntid {threads}, 1, 1\n.minnctapersm {blocks}\n{{", ptx)
+        if count != 1:
+            raise ValueError(f"{count} entries named {name}")
+    return ptx
 
 
 def build_image(source, gpu):

@@ -55,7 +55,7 @@ static struct mx_sm90_plan plan_depth(const struct mx_depth_args *args, const st
 
 static struct mx_gpu_map map_of(const struct mx_sm90_map *map, uint8_t *encoded) {
     enum { BOX_BYTES = 64 };
-    return (struct mx_gpu_map){encoded, map->base, map->rows, map->row_bytes, (uint32_t)map->box_rows, BOX_BYTES};
+    return (struct mx_gpu_map){encoded, map->base, map->rows, map->row_bytes, MX_SM90_ROW_BLOCK, BOX_BYTES};
 }
 
 static int run_gemm(int prepare, int kernel, void *args, struct mx_sm90_plan *plan, const struct mx_exec *exec,
@@ -71,8 +71,14 @@ static int run_gemm(int prepare, int kernel, void *args, struct mx_sm90_plan *pl
         .launch_count = MX_LENGTH(launches),
         .parameters = (void *[]){args, plan, &encoded},
         .maps = maps,
-        .map_count = MX_LENGTH(maps),
+        .map_count = plan->copies ? 0 : MX_LENGTH(maps),
     };
+    if (!mx_sm90_fits(plan->p_map.rows, plan->q_map.rows, plan->p_map.row_bytes))
+        return mx_fail(error,
+                       "the operands must have at most 2^31 - %d rows and elements a row on sm_90, got %lld and "
+                       "%lld rows of %lld",
+                       MX_SM90_P + 1, (long long)plan->p_map.rows, (long long)plan->q_map.rows,
+                       (long long)plan->p_map.row_bytes);
     return plan->blocks ? mx_gpu_run(&cuda, &call, exec, error) : 0;
 }
 
@@ -111,7 +117,7 @@ static int available(int32_t device, struct mx_error *error) { return mx_gpu_ava
 const struct mx_backend mx_sm90 = {
     .name = "sm_90",
     .place = MX_ON_GPU,
-    .alignment = 16,
+    .alignment = 1,
     .available = available,
     .quantize = quantize,
     .gemm_rows = gemm_rows,

@@ -4,13 +4,16 @@
 
 #define SHARED __attribute__((address_space(3)))
 #define INLINE static inline __attribute__((always_inline))
-#define KERNEL __attribute__((device_kernel)) void
-// Threads of a block, at the start of a kernel. The build moves it to the PTX directive, for which C has no attribute.
-#define LAUNCH_BOUNDS(threads) asm volatile("// .maxntid %0, 1, 1" ::"n"(threads))
+// A kernel of at most `threads` threads a block and at least `blocks` blocks on a multiprocessor. C has no way to say
+// so: the build reads it from this comment in the PTX and writes .maxntid and .minnctapersm.
+#define KERNEL(name, threads, blocks)                                                                                  \
+    asm("// launch bounds " #name " " #threads " " #blocks);                                                           \
+    __attribute__((device_kernel)) void name
 #define UNROLL _Pragma("clang loop unroll(full)")
 #define ROLLED _Pragma("clang loop unroll(disable)")
 
 typedef uint32_t u32x4 __attribute__((ext_vector_type(4)));
+typedef int16_t i16x2 __attribute__((ext_vector_type(2)));
 typedef float f32x2 __attribute__((ext_vector_type(2)));
 typedef float f32x4 __attribute__((ext_vector_type(4)));
 
@@ -33,6 +36,12 @@ INLINE uint32_t any_of_warp(uint32_t x) {
     return any;
 }
 INLINE uint32_t all_of_warp(uint32_t x) { return !any_of_warp(!x); }
+// x of another lane.
+INLINE uint32_t shuffle(uint32_t x, uint32_t lane) {
+    uint32_t y;
+    asm volatile("shfl.sync.idx.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=r"(y) : "r"(x), "r"(lane));
+    return y;
+}
 // An 8 x 8 matrix of 16-bit elements, two a lane, row by row; transposed.
 INLINE uint32_t transpose_8x8(uint32_t x) {
     uint32_t y;
@@ -51,13 +60,21 @@ INLINE uint32_t load_constant(const void *p) {
 INLINE uint32_t load_constant_if(int condition, const void *p) {
     uint32_t x;
     asm volatile("{.reg .pred go;\nsetp.ne.b32 go, %2, 0;\nmov.b32 %0, 0;\n@go ld.global.nc.b32 %0, [%1];}"
-                 : "=r"(x)
+                 : "=&r"(x)
                  : "l"(p), "r"(condition));
     return x;
 }
 INLINE u32x4 load_constant4(const void *p) {
     u32x4 x;
     asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p));
+    return x;
+}
+INLINE u32x4 load_constant4_if(int condition, const void *p) {
+    u32x4 x;
+    asm volatile("{.reg .pred go;\nsetp.ne.b32 go, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\n"
+                 "mov.b32 %3, 0;\n@go ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];}"
+                 : "=&r"(x.x), "=&r"(x.y), "=&r"(x.z), "=&r"(x.w)
+                 : "l"(p), "r"(condition));
     return x;
 }
 

@@ -13,17 +13,20 @@
 // contraction past its end is 0, by the tensor map's bounds (gemm_rows) or cleared in registers (gemm_depth, where
 // other groups lie there).
 //
-// Warpgroup 0: warp 0 has the copy engine fill stages of 128 of the contraction, each as two boxes of 64 bytes a row,
-// swizzled by 64; warp 1 fetches tiles and their references. Warpgroup 1 converts Q to float16 in shared memory, in
-// K-major rows of 128 bytes, swizzled by 128: "halves", since they hold 64 of the contraction. Warpgroups 2 and 3 each
-// have 128 rows of P, convert them in registers and multiply by wgmma.m64n128k16 (float16 in, float32 sums).
-//   shared memory: P stages 3 x 32 KB | Q stages 3 x 16 KB | Q halves 4 x 16 KB | tiles 4 x 1984 bytes | barriers
+// Warpgroup 0: warp 0 fetches tiles and their references; warps 1, 2 and 3 have the copy engine fill the stages of Q
+// and of P's first and second 128 rows. A stage is 128 rows, 128 of the contraction, as two boxes of 64 bytes a row,
+// swizzled by 64. Warpgroup 1 converts Q to float16 in shared memory, in K-major rows of 128 bytes, swizzled by 128:
+// "halves", as they hold 64 of the contraction. Warpgroups 2 and 3 each have 128 rows of P, which they convert in
+// registers and multiply by wgmma.m64n128k16 (float16 in, float32 sums).
+//   shared memory: P stages 2 x 3 x 16 KB | Q stages 3 x 16 KB | Q halves 4 x 16 KB | slots 4 x 1984 bytes | barriers
 //   registers: 40 a lane in warpgroup 0, 56 in 1, 208 in 2 and 3: 128 accumulators, 32 of P fragments, 16 of P bytes
 //
 // The contraction is permuted inside each 64: lane quad q of a P fragment has bytes 16 q .. 16 q + 15, of which word j
-// goes to the j-th of four wgmma, and Q's halves have the same order. Q's rows are permuted inside each 32: row 8 j + 2
-// q
-// + b of a half is Q's row 8 q + 2 j + b, so that a lane has 8 consecutive columns of the product.
+// goes to the j-th of four wgmma, and Q's halves have the same order. Q's rows are permuted inside each 32, so that a
+// lane has 8 consecutive columns of the product: row 8 j + 2 q + b of a half is Q's row 8 q + 2 j + b.
+//
+// Values derived from the thread's number are hidden from the compiler in places (HIDE): it would keep them in
+// registers across the main loop, which has none to spare.
 //
 // Sources: PTX ISA 8.8, sections on wgmma (fragments, matrix descriptors), mbarrier and cp.async.bulk.tensor.
 #include "device_sm90.h"
@@ -33,19 +36,19 @@ enum {
     Q_STAGES = 3,
     HALVES = 4,
     SLOTS = 4,
-    P_BOX = MX_SM90_P * 64,
-    Q_BOX = MX_SM90_Q * 64,
+    BOX_BYTES = MX_SM90_ROW_BLOCK * 64,
+    STAGE_BYTES = 2 * BOX_BYTES, // 128 rows, 128 of the contraction
     HALF_BYTES = MX_SM90_Q * 128,
     // A slot: the tile, P's references and Q's, a byte each, and their factors, a float each.
     REFS_AT = sizeof(struct mx_sm90_tile),
     FACTORS_AT = REFS_AT + MX_SM90_P + MX_SM90_Q,
     SLOT_BYTES = FACTORS_AT + 4 * (MX_SM90_P + MX_SM90_Q),
-    Q_AT = P_STAGES * 2 * P_BOX,
-    HALVES_AT = Q_AT + Q_STAGES * 2 * Q_BOX,
+    Q_AT = 2 * P_STAGES * STAGE_BYTES,
+    HALVES_AT = Q_AT + Q_STAGES * STAGE_BYTES,
     SLOTS_AT = HALVES_AT + HALVES * HALF_BYTES,
     BARRIERS_AT = SLOTS_AT + SLOTS * SLOT_BYTES,
-    PAIRS = P_STAGES + Q_STAGES + HALVES + SLOTS,
-    PRODUCER_WARPS = 1,
+    PAIRS = 2 * P_STAGES + Q_STAGES + HALVES + SLOTS,
+    FILLING_WARPS = 3,
     CONVERTER_WARPS = 4,
     CONSUMER_WARPS = 8,
 };
@@ -63,16 +66,18 @@ INLINE void advance(struct ring *ring, uint32_t count) {
         *ring = (struct ring){0, ring->parity ^ 1};
 }
 // Barrier numbers of the rings' first buffers: full ones; the empty ones are PAIRS further.
-enum { P_RING, Q_RING = P_RING + P_STAGES, HALF_RING = Q_RING + Q_STAGES, SLOT_RING = HALF_RING + HALVES };
+enum {
+    P_RING, // warpgroup 2's, then 3's
+    Q_RING = P_RING + 2 * P_STAGES,
+    HALF_RING = Q_RING + Q_STAGES,
+    SLOT_RING = HALF_RING + HALVES,
+};
 INLINE uint32_t full(uint32_t ring, uint32_t index) {
     return shared_address(shared) + BARRIERS_AT + 8 * (ring + index);
 }
 INLINE uint32_t empty(uint32_t ring, uint32_t index) { return full(ring, index) + 8 * PAIRS; }
 INLINE void wait_full(uint32_t ring, struct ring at) { barrier_wait(full(ring, at.index), at.parity); }
 INLINE void wait_empty(uint32_t ring, struct ring at) { barrier_wait(empty(ring, at.index), at.parity ^ 1); }
-
-INLINE uint32_t p_stage(uint32_t index) { return shared_address(shared) + index * 2 * P_BOX; }
-INLINE uint32_t q_stage(uint32_t index) { return shared_address(shared) + Q_AT + index * 2 * Q_BOX; }
 
 // What a kernel multiplies: gemm_rows and gemm_depth alike.
 struct problem {
@@ -98,7 +103,8 @@ INLINE int64_t load_shared64(uint32_t at) { return (int64_t)((uint64_t)load_shar
 
 // An accumulator is the sum times 2^(2 * 7 - (p - 127) - (q - 127)), with p and q its references. To undo it, it is
 // multiplied by a power of two for each, its factor; where references are far from 127 (not MODERATE), by the square
-// root of each, twice: then what overflows or vanishes on the way does so in the end.
+// root of both, twice: what is on the way is then between the first and the last, and overflows or vanishes only if
+// that does.
 INLINE float factor_of(uint32_t reference, uint32_t moderate) {
     return power_of_two((((int32_t)reference - 134) >> !moderate) + 127);
 }
@@ -106,7 +112,7 @@ INLINE float other_factor_of(uint32_t reference) {
     return power_of_two((int32_t)reference - 134 - (((int32_t)reference - 134) >> 1) + 127);
 }
 
-// Warp 1: each tile of this block with its references and factors, into the next slot. Rows that do not exist have 127.
+// Warp 0: each tile of this block with its references and factors, into the next slot. Rows that do not exist have 127.
 INLINE void fetch_tiles(struct mx_sm90_plan plan) {
     const uint32_t lane = thread_id() & 31;
     const struct mx_sm90_tile *tiles = (const struct mx_sm90_tile *)plan.workspace;
@@ -161,41 +167,46 @@ INLINE void fetch_tiles(struct mx_sm90_plan plan) {
 
 // ------------------------------------------------------------------------------------------------------- fill stages
 
-// Warp 0: both operands' stages, tile after tile. One lane is enough.
-INLINE void fill_stages(uint64_t p_map) {
-    struct ring slot = {}, p = {}, q = {};
+// What one of warps 1 to 3 fills: the stages of a ring, with 128 rows of an operand each.
+struct filling {
+    uint32_t ring, stages;
+    uint32_t to;         // the ring's first stage
+    uint64_t map;        // the operand's tensor map, for fill_stages
+    const uint8_t *from; // the operand, for copy_stages
+    int64_t rows;        // of the whole operand
+    uint32_t row_at;     // where a tile in a slot has the first row
+    int32_t past_row;    // how far past that the stages begin
+};
+
+// One lane has the copy engine fill the ring, tile after tile.
+INLINE void fill_stages(struct filling it) {
+    struct ring slot = {}, at = {};
     for (;;) {
         wait_full(SLOT_RING, slot);
         const uint32_t tile = slot_address(slot.index);
         if (TILE_FIELD(tile, p_rows) == 0)
             return;
-        const int32_t p_row = TILE_FIELD(tile, p_row), q_row = TILE_FIELD(tile, q_row);
+        const int32_t y = (int32_t)load_shared(tile + it.row_at) + it.past_row;
         int32_t x = TILE_FIELD(tile, start);
         for (int32_t blocks = TILE_FIELD(tile, blocks); blocks > 0; blocks -= 4, x += MX_SM90_STEP) {
-            const uint32_t q_to = q_stage(q.index), q_full = full(Q_RING, q.index);
-            wait_empty(Q_RING, q);
-            barrier_expect(q_full, 2 * Q_BOX);
-            copy_box(q_to, p_map + 128, q_full, x, q_row);
-            copy_box(q_to + Q_BOX, p_map + 128, q_full, x + 64, q_row);
-            advance(&q, Q_STAGES);
-            const uint32_t p_to = p_stage(p.index), p_full = full(P_RING, p.index);
-            wait_empty(P_RING, p);
-            barrier_expect(p_full, 2 * P_BOX);
-            copy_box(p_to, p_map, p_full, x, p_row);
-            copy_box(p_to + P_BOX, p_map, p_full, x + 64, p_row);
-            advance(&p, P_STAGES);
+            const uint32_t to = it.to + at.index * STAGE_BYTES, barrier = full(it.ring, at.index);
+            wait_empty(it.ring, at);
+            barrier_expect(barrier, STAGE_BYTES);
+            copy_box(to, it.map, barrier, x, y);
+            copy_box(to + BOX_BYTES, it.map, barrier, x + 64, y);
+            advance(&at, it.stages);
         }
         barrier_arrive(empty(SLOT_RING, slot.index));
         advance(&slot, SLOTS);
     }
 }
 
-// Does what copy_box does, without a tensor map: a warp copies `count` rows of 64 bytes, zeros for what is outside the
+// Does what copy_box does, without a tensor map: a warp copies 128 rows of 64 bytes, zeros for what is outside the
 // matrix, of which `rows` rows and `columns` bytes are left from `from` on.
-INLINE void copy_bytes(uint32_t to, const uint8_t *from, int64_t stride, int64_t rows, int32_t columns, int32_t count) {
+INLINE void copy_bytes(uint32_t to, const uint8_t *from, int64_t stride, int64_t rows, int32_t columns) {
     uint32_t lane = thread_id() & 31;
     HIDE(lane); // saves registers
-    ROLLED for (int32_t i = (int32_t)lane; i < count * 16; i += 32) {
+    ROLLED for (int32_t i = (int32_t)lane; i < MX_SM90_ROW_BLOCK * 16; i += 32) {
         const int32_t row = i / 16, word = i % 16;
         uint32_t bytes = 0;
         if (row < rows && 4 * word < columns)
@@ -204,34 +215,26 @@ INLINE void copy_bytes(uint32_t to, const uint8_t *from, int64_t stride, int64_t
     }
 }
 
-// Waits for a stage, fills it, says so.
-INLINE void copy_stage(uint32_t ring, struct ring at, uint32_t to, const uint8_t *from, int64_t stride, int64_t rows,
-                       int32_t x, int32_t y, int32_t count) {
-    wait_empty(ring, at);
-    ROLLED for (int32_t end = x + MX_SM90_STEP; x < end; x += 64, to += 64 * count)
-        copy_bytes(to, from + y * stride + x, stride, rows - y, (int32_t)(stride - x), count);
-    sync_warp();
-    if ((thread_id() & 31) == 0)
-        barrier_arrive(full(ring, at.index));
-}
-
-// fill_stages for operands that tensor maps cannot describe.
-INLINE void copy_stages(struct problem problem) {
+// fill_stages for operands that tensor maps cannot describe: the whole warp copies.
+INLINE void copy_stages(struct filling it, int64_t stride) {
     const uint32_t lane = thread_id() & 31;
-    struct ring slot = {}, p = {}, q = {};
+    struct ring slot = {}, at = {};
     for (;;) {
         wait_full(SLOT_RING, slot);
         const uint32_t tile = slot_address(slot.index);
         if (TILE_FIELD(tile, p_rows) == 0)
             return;
+        const int64_t y = (int32_t)load_shared(tile + it.row_at) + it.past_row;
         int32_t x = TILE_FIELD(tile, start);
-        for (int32_t blocks = TILE_FIELD(tile, blocks); blocks > 0; blocks -= 4, x += MX_SM90_STEP) {
-            copy_stage(Q_RING, q, q_stage(q.index), problem.q, problem.stride, problem.q_rows, x,
-                       TILE_FIELD(tile, q_row), MX_SM90_Q);
-            advance(&q, Q_STAGES);
-            copy_stage(P_RING, p, p_stage(p.index), problem.p, problem.stride, problem.p_rows, x,
-                       TILE_FIELD(tile, p_row), MX_SM90_P);
-            advance(&p, P_STAGES);
+        for (int32_t blocks = TILE_FIELD(tile, blocks); blocks > 0; blocks -= 4) {
+            uint32_t to = it.to + at.index * STAGE_BYTES;
+            wait_empty(it.ring, at);
+            ROLLED for (int h = 0; h < 2; h++, x += 64, to += BOX_BYTES)
+                copy_bytes(to, it.from + y * stride + x, stride, it.rows - y, (int32_t)(stride - x));
+            sync_warp();
+            if (lane == 0)
+                barrier_arrive(full(it.ring, at.index));
+            advance(&at, it.stages);
         }
         sync_warp();
         if (lane == 0)
@@ -242,7 +245,7 @@ INLINE void copy_stages(struct problem problem) {
 
 // ---------------------------------------------------------------------------------------------------------- convert Q
 
-// A scale of the workspace, as it lies in byte `selector` of `scales`, as a pair of float16 factors.
+// The scale of the workspace that lies at bit `shift` of a word, as a pair of float16 factors.
 #define SCALE_FACTOR(scales, shift) (((scales) >> (shift) & 255) * 0x04000400)
 
 // Warpgroup 1: a thread has one of Q's rows, the r-th of a stage, which becomes row n of a half; the pairing makes both
@@ -270,10 +273,10 @@ INLINE void convert_q(struct mx_sm90_plan plan, int masked) {
                 next = load_constant(scale);
             wait_full(Q_RING, q);
             UNROLL for (int h = 0; h < 2; h++) {
-                const uint32_t at = from + q.index * 2 * Q_BOX + h * Q_BOX;
+                const uint32_t at = from + q.index * STAGE_BYTES + h * BOX_BYTES;
                 uint32_t x[16];
                 UNROLL for (int c = 0; c < 4; c++) LOAD_SHARED4(x + 4 * c, at + (16 * c ^ from_swizzle));
-                if (masked) {
+                if (masked && block + 4 > blocks) {
                     const uint32_t low = block + 2 * h < blocks ? ~0u : 0, high = block + 2 * h + 1 < blocks ? ~0u : 0;
                     UNROLL for (int i = 0; i < 16; i++) x[i] &= i < 8 ? low : high;
                 }
@@ -355,14 +358,16 @@ INLINE uint64_t describe_half(uint32_t index) {
         LOAD_SHARED4((x) + 4, (at) + 512);                                                                             \
     } while (0)
 
-// The bytes of two rows and their factors -> the fragments of four wgmma. `mask` clears the bytes.
-INLINE void convert_fragment(uint32_t *fragment, const uint32_t *x, uint32_t factor0, uint32_t factor1, uint32_t mask) {
+INLINE void clear_unless(uint32_t *x, uint32_t mask) { UNROLL for (int i = 0; i < 8; i++) x[i] &= mask; }
+
+// The bytes of two rows and their factors -> the fragments of four wgmma.
+INLINE void convert_fragment(uint32_t *fragment, const uint32_t *x, uint32_t factor0, uint32_t factor1) {
     UNROLL for (int i = 0; i < 4; i++) {
         uint32_t low, high;
-        decode_e4m3(x[i] & mask, &low, &high);
+        decode_e4m3(x[i], &low, &high);
         fragment[4 * i] = multiply_f16x2(low, factor0);
         fragment[4 * i + 2] = multiply_f16x2(high, factor0);
-        decode_e4m3(x[4 + i] & mask, &low, &high);
+        decode_e4m3(x[4 + i], &low, &high);
         fragment[4 * i + 1] = multiply_f16x2(low, factor1);
         fragment[4 * i + 3] = multiply_f16x2(high, factor1);
     }
@@ -370,35 +375,32 @@ INLINE void convert_fragment(uint32_t *fragment, const uint32_t *x, uint32_t fac
 
 // ------------------------------------------------------------------------------------------------------------- store
 
-INLINE void store_one(struct problem problem, int64_t index, float x) {
-    if (problem.type == MX_BF16)
-        ((uint16_t *)problem.out)[index] = round_bf16(x);
-    else
-        ((float *)problem.out)[index] = problem.add ? ((float *)problem.out)[index] + x : x;
+enum output { BF16_OUT, F32_OUT, ADD_OUT };
+INLINE enum output output_of(struct problem problem) {
+    return problem.type == MX_BF16 ? BF16_OUT : problem.add ? ADD_OUT : F32_OUT;
 }
 
-// 8 consecutive outputs, of which `count` exist; `vector`: the address is a multiple of 16 bytes.
-INLINE void store_run(struct problem problem, int64_t index, float *x, int32_t count, int vector) {
-    if (!vector || count < 8) {
-        ROLLED for (int32_t i = 0; i < count; i++) {
-            store_one(problem, index + i, x[0]);
-            UNROLL for (int j = 0; j < 7; j++) x[j] = x[j + 1];
-            if (i == 7)
-                return;
-        }
-    } else if (problem.type == MX_BF16) {
-        *(u32x4 *)((uint16_t *)problem.out + index) =
+INLINE void store_one(void *out, int64_t index, float x, enum output output) {
+    if (output == BF16_OUT)
+        ((uint16_t *)out)[index] = round_bf16(x);
+    else
+        ((float *)out)[index] = output == ADD_OUT ? ((float *)out)[index] + x : x;
+}
+
+// 8 consecutive outputs at a multiple of 16 bytes.
+INLINE void store_eight(void *out, int64_t index, const float *x, enum output output) {
+    if (output == BF16_OUT) {
+        *(u32x4 *)((uint16_t *)out + index) =
             (u32x4){pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])};
-    } else {
-        f32x4 *at = (f32x4 *)((float *)problem.out + index);
-        f32x4 low = {x[0], x[1], x[2], x[3]}, high = {x[4], x[5], x[6], x[7]};
-        if (problem.add) {
-            low += at[0];
-            high += at[1];
-        }
-        at[0] = low;
-        at[1] = high;
+        return;
     }
+    f32x4 *at = (f32x4 *)((float *)out + index), low = {x[0], x[1], x[2], x[3]}, high = {x[4], x[5], x[6], x[7]};
+    if (output == ADD_OUT) {
+        low += at[0];
+        high += at[1];
+    }
+    at[0] = low;
+    at[1] = high;
 }
 
 // What a consumer thread knows of its part of a tile: rows first_row + {0, 8, 64, 72}, columns 32 i + 8 quad + 0 .. 7.
@@ -420,8 +422,8 @@ INLINE float p_factor(struct part part, int f, int h) {
 INLINE uint32_t q_references(struct part part, int i, int j) {
     return load_shared_half(part.slot + REFS_AT + MX_SM90_P + 32 * i + 8 * part.quad + 2 * j);
 }
-INLINE f32x2 q_factors(struct part part, int i, int j) {
-    return load_shared_float2(part.slot + FACTORS_AT + 4 * (MX_SM90_P + 32 * i + 8 * part.quad + 2 * j));
+INLINE uint32_t q_factors_address(struct part part, int i, int j) {
+    return part.slot + FACTORS_AT + 4 * (MX_SM90_P + 32 * i + 8 * part.quad + 2 * j);
 }
 
 // The second factors, where they are not 1.
@@ -439,70 +441,121 @@ INLINE void apply_other_factors(float *d, struct part part, int f) {
     }
 }
 
-INLINE void store_tile(float *d0, float *d1, struct part part, struct problem problem) {
+// Stores a lane's part. `whole`: all 128 columns exist and runs of 8 are aligned; then there is no branch in the way.
+INLINE void store_tile_as(const float *d0, const float *d1, struct part part, struct problem problem, int whole,
+                          enum output output) {
     const int64_t first = part.out + part.first_row * problem.out_stride + 8 * part.quad;
-    const int64_t bytes = problem.type == MX_BF16 ? 2 : 4;
-    const int vector = (((uintptr_t)problem.out + first * bytes) | problem.out_stride * bytes) % 16 == 0;
-    UNROLL for (int f = 0; f < 2; f++) UNROLL for (int h = 0; h < 2; h++) {
-        const int32_t row = 64 * f + 8 * h;
-        const float p = p_factor(part, f, h);
-        const int64_t index = first + row * problem.out_stride;
-        if (part.first_row + row >= part.p_rows)
-            continue;
-        UNROLL for (int i = 0; i < 4; i++) {
-            const int32_t count = part.q_rows - 32 * i - 8 * part.quad;
+    float p[4];
+    UNROLL for (int r = 0; r < 4; r++) p[r] = p_factor(part, r / 2, r % 2);
+    UNROLL for (int i = 0; i < 4; i++) {
+        const int32_t count = whole ? 8 : part.q_rows - 32 * i - 8 * part.quad;
+        uint32_t q[8];
+        LOAD_SHARED4(q, q_factors_address(part, i, 0));
+        LOAD_SHARED4(q + 4, q_factors_address(part, i, 2));
+        float bias[8] = {};
+        if (part.bias >= 0) {
+            UNROLL for (int j = 0; j < 8; j++) if (j < count) bias[j] =
+                problem.bias[part.bias + 32 * i + 8 * part.quad + j];
+        }
+        UNROLL for (int r = 0; r < 4; r++) {
+            const int32_t row = r / 2 * 64 + r % 2 * 8;
+            const int64_t index = first + row * problem.out_stride + 32 * i;
             float x[8];
-            UNROLL for (int j = 0; j < 8; j += 2) {
-                const f32x2 q = q_factors(part, i, j / 2);
-                x[j] = (f ? d1 : d0)[16 * i + 2 * j + 2 * h] * p * q.x;
-                x[j + 1] = (f ? d1 : d0)[16 * i + 2 * j + 2 * h + 1] * p * q.y;
+            UNROLL for (int j = 0; j < 8; j++) x[j] =
+                __builtin_fmaf((r < 2 ? d0 : d1)[16 * i + 4 * (j / 2) + 2 * (r % 2) + j % 2],
+                               p[r] * __builtin_bit_cast(float, q[j]), bias[j]);
+            if (part.first_row + row >= part.p_rows)
+                continue;
+            if (whole) {
+                store_eight(problem.out, index, x, output);
+            } else {
+                ROLLED for (int32_t j = 0; j < (count < 8 ? count : 8); j++) {
+                    store_one(problem.out, index + j, x[0], output);
+                    UNROLL for (int k = 0; k < 7; k++) x[k] = x[k + 1];
+                }
             }
-            if (part.bias >= 0) {
-                UNROLL for (int j = 0; j < 8; j++) if (j < count) x[j] +=
-                    problem.bias[part.bias + 32 * i + 8 * part.quad + j];
-            }
-            store_run(problem, index + 32 * i, x, count, vector);
         }
     }
 }
 
-// The swapped tile's output has P's rows as its columns. float16-sized outputs go through movmatrix, which transposes
-// 8 x 8 of them between the lanes, so that a lane stores two neighbours.
-INLINE void store_swapped_tile(float *d0, float *d1, struct part part, struct problem problem) {
-    const int32_t group = (int32_t)(thread_id() >> 2 & 7);
-    UNROLL for (int f = 0; f < 2; f++) UNROLL for (int h = 0; h < 2; h++) {
-        const int32_t row = part.first_row + 64 * f + 8 * h, pair = row - group + 2 * part.quad;
-        const float p = p_factor(part, f, h);
-        const float bias = part.bias >= 0 && row < part.p_rows ? problem.bias[part.bias + row] : 0;
-        UNROLL for (int i = 0; i < 4; i++) UNROLL for (int j = 0; j < 4; j++) {
-            const f32x2 q = q_factors(part, i, j);
-            float x[2];
-            UNROLL for (int b = 0; b < 2; b++) {
-                x[b] = (f ? d1 : d0)[16 * i + 4 * j + 2 * h + b] * p * q[b];
-                if (part.bias >= 0)
-                    x[b] += bias;
-            }
-            if (problem.type == MX_BF16) {
-                const int32_t token = 32 * i + 8 * (group >> 1) + 2 * j + (group & 1);
-                const uint32_t two = transpose_8x8(pack_bf16(x[0], x[1]));
-                uint16_t *at = (uint16_t *)problem.out + part.out + token * problem.out_stride + pair;
-                if (token < part.q_rows && pair + 1 < part.p_rows && ((uintptr_t)at & 3) == 0) {
-                    *(uint32_t *)at = two;
-                } else if (token < part.q_rows) {
-                    if (pair < part.p_rows)
-                        at[0] = (uint16_t)two;
-                    if (pair + 1 < part.p_rows)
-                        at[1] = (uint16_t)(two >> 16);
-                }
+INLINE void store_tile(const float *d0, const float *d1, struct part part, struct problem problem) {
+    const enum output output = output_of(problem);
+    const int64_t bytes = output == BF16_OUT ? 2 : 4;
+    const uintptr_t misplaced = ((uintptr_t)problem.out + part.out * bytes) | problem.out_stride * bytes;
+    if (misplaced % 16 != 0 || part.q_rows < MX_SM90_Q)
+        store_tile_as(d0, d1, part, problem, 0, output);
+    else if (output == BF16_OUT)
+        store_tile_as(d0, d1, part, problem, 1, BF16_OUT);
+    else if (output == F32_OUT)
+        store_tile_as(d0, d1, part, problem, 1, F32_OUT);
+    else
+        store_tile_as(d0, d1, part, problem, 1, ADD_OUT);
+}
+
+// The swapped tile's output has P's rows as its columns. As bfloat16 the values go through movmatrix, which transposes
+// 8 x 8 of them between the lanes, so that a lane stores two neighbours. `whole`: all 256 P rows exist and pairs are
+// aligned.
+INLINE void store_swapped_bf16(const float *d0, const float *d1, struct part part, struct problem problem, int whole) {
+    const int32_t group = (int32_t)(thread_id() >> 2 & 7), pair = part.first_row - group + 2 * part.quad;
+    float p[4], bias[4];
+    UNROLL for (int r = 0; r < 4; r++) {
+        const int32_t row = part.first_row + r / 2 * 64 + r % 2 * 8;
+        p[r] = p_factor(part, r / 2, r % 2);
+        bias[r] = part.bias >= 0 && row < part.p_rows ? problem.bias[part.bias + row] : 0;
+    }
+    UNROLL for (int i = 0; i < 4; i++) UNROLL for (int j = 0; j < 4; j++) {
+        const f32x2 q = load_shared_float2(q_factors_address(part, i, j));
+        int32_t token = 32 * i + 8 * (group >> 1) + 2 * j + (group & 1);
+        HIDE(token); // or all the addresses would be computed first
+        uint16_t *at = (uint16_t *)problem.out + part.out + pair + token * problem.out_stride;
+        UNROLL for (int r = 0; r < 4; r++) {
+            const int32_t row = r / 2 * 64 + r % 2 * 8;
+            const float *d = (r < 2 ? d0 : d1) + 16 * i + 4 * j + 2 * (r % 2);
+            const uint32_t two = transpose_8x8(
+                pack_bf16(__builtin_fmaf(d[0], p[r] * q.x, bias[r]), __builtin_fmaf(d[1], p[r] * q.y, bias[r])));
+            if (token >= part.q_rows)
+                continue;
+            if (whole) {
+                *(uint32_t *)(at + row) = two;
             } else {
-                UNROLL for (int b = 0; b < 2; b++) {
-                    const int32_t token = 32 * i + 8 * part.quad + 2 * j + b;
-                    if (token < part.q_rows && row < part.p_rows)
-                        store_one(problem, part.out + token * problem.out_stride + row, x[b]);
-                }
+                if (pair + row < part.p_rows)
+                    at[row] = (uint16_t)two;
+                if (pair + row + 1 < part.p_rows)
+                    at[row + 1] = (uint16_t)(two >> 16);
             }
         }
     }
+}
+
+INLINE void store_swapped_f32(const float *d0, const float *d1, struct part part, struct problem problem) {
+    UNROLL for (int r = 0; r < 4; r++) {
+        const int32_t row = part.first_row + r / 2 * 64 + r % 2 * 8;
+        const float p = p_factor(part, r / 2, r % 2);
+        const float bias = part.bias >= 0 && row < part.p_rows ? problem.bias[part.bias + row] : 0;
+        UNROLL for (int i = 0; i < 4; i++) UNROLL for (int j = 0; j < 4; j++) {
+            const f32x2 q = load_shared_float2(q_factors_address(part, i, j));
+            const float *d = (r < 2 ? d0 : d1) + 16 * i + 4 * j + 2 * (r % 2);
+            int32_t token = 32 * i + 8 * part.quad + 2 * j;
+            HIDE(token); // as above
+            float *at = (float *)problem.out + part.out + token * problem.out_stride + row;
+            if (row >= part.p_rows)
+                continue;
+            if (token < part.q_rows)
+                at[0] = __builtin_fmaf(d[0], p * q.x, bias);
+            if (token + 1 < part.q_rows)
+                at[problem.out_stride] = __builtin_fmaf(d[1], p * q.y, bias);
+        }
+    }
+}
+
+INLINE void store_swapped_tile(const float *d0, const float *d1, struct part part, struct problem problem) {
+    const uintptr_t misplaced = ((uintptr_t)problem.out + part.out * 2) | problem.out_stride * 2;
+    if (problem.type != MX_BF16)
+        store_swapped_f32(d0, d1, part, problem);
+    else if (misplaced % 4 == 0 && part.p_rows == MX_SM90_P)
+        store_swapped_bf16(d0, d1, part, problem, 1);
+    else
+        store_swapped_bf16(d0, d1, part, problem, 0);
 }
 
 // Zeros all over a tile, every eighth row of the output by a warp.
@@ -511,7 +564,7 @@ INLINE void clear_tile(struct part part, struct problem problem, struct kind kin
     const int32_t warp = (int32_t)(thread_id() >> 5) - 8, lane = (int32_t)(thread_id() & 31);
     ROLLED for (int32_t row = warp; row < rows; row += CONSUMER_WARPS)
         ROLLED for (int32_t column = lane; column < columns; column += 32)
-            store_one(problem, part.out + row * problem.out_stride + column, 0);
+            store_one(problem.out, part.out + row * problem.out_stride + column, 0, output_of(problem));
 }
 
 // ---------------------------------------------------------------------------------------------------------- the exact
@@ -563,7 +616,7 @@ INLINE void do_exactly(const struct mx_sm90_tile *tile, int32_t row, int32_t col
     if (!any_of_warp(wanted))
         return;
 
-    // Rows that do not exist stand in for by the last one that does.
+    // The last row that exists stands in for those that do not.
     const int64_t scale_stride = problem.stride / MX_BLOCK, q_loaded = min32(column + group, q_last);
     const uint8_t *q = problem.q + (tile->q_row + q_loaded) * problem.stride + tile->start + 8 * quad;
     const uint8_t *p[2], *p_scale[2], *q_scale[2];
@@ -590,7 +643,7 @@ INLINE void do_exactly(const struct mx_sm90_tile *tile, int32_t row, int32_t col
         const int32_t along = kind.swapped ? rows[i / 2] : columns[i % 2];
         if (problem.bias)
             sums[i] += problem.bias[tile->bias + along];
-        store_one(problem, tile->out + across * problem.out_stride + along, sums[i]);
+        store_one(problem.out, tile->out + across * problem.out_stride + along, sums[i], output_of(problem));
     }
 }
 
@@ -623,7 +676,10 @@ INLINE void load_scales(struct open_tile *tile) {
     tile->scales[3] = load_constant(tile->scale + 288);
     tile->scale += MX_SM90_SCALE_BYTES;
 }
-INLINE struct open_tile open_tile(struct ring slot, struct mx_sm90_plan plan, uint32_t warpgroup, uint32_t row) {
+INLINE struct open_tile open_tile(struct ring slot, struct mx_sm90_plan plan, uint32_t warpgroup) {
+    uint32_t thread = thread_id();
+    HIDE(thread); // or what follows from it would stay in registers all along
+    const uint32_t row = (thread >> 5 & 3) * 16 + (thread >> 2 & 7);
     wait_full(SLOT_RING, slot);
     struct open_tile tile = {.slot = slot_address(slot.index)};
     tile.blocks = TILE_FIELD(tile.slot, blocks);
@@ -636,7 +692,7 @@ INLINE struct open_tile open_tile(struct ring slot, struct mx_sm90_plan plan, ui
 
 INLINE struct part part_of(uint32_t slot, struct problem problem) {
     uint32_t thread = thread_id();
-    HIDE(thread); // or what follows from it would stay in registers all along
+    HIDE(thread); // as above
     return (struct part){
         .slot = slot,
         .first_row = (int32_t)(((thread >> 7) - 2) * 128 + (thread >> 5 & 3) * 16 + (thread >> 2 & 7)),
@@ -651,14 +707,16 @@ INLINE struct part part_of(uint32_t slot, struct problem problem) {
 
 // Warpgroups 2 and 3. A step has two halves of the contraction and two fragments of rows: four groups of wgmma, of
 // which two are in flight; while they run, the next fragment's bytes are loaded and converted.
-INLINE void consume(struct problem problem, struct mx_sm90_plan plan, struct kind kind) {
+INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t warpgroup, struct kind kind) {
     const uint32_t lane = thread_id() & 31, quad = lane & 3;
-    const uint32_t warpgroup = (thread_id() >> 7) - 2, row = (thread_id() >> 5 & 3) * 16 + (lane >> 2);
-    const uint32_t from = p_stage(0) + (warpgroup * 128 + row) * 64 + ((quad ^ (row >> 1 & 3)) << 4);
+    const uint32_t row = (thread_id() >> 5 & 3) * 16 + (lane >> 2);
+    const uint32_t p_ring = P_RING + warpgroup * P_STAGES;
+    const uint32_t from =
+        shared_address(shared) + warpgroup * P_STAGES * STAGE_BYTES + row * 64 + ((quad ^ (row >> 1 & 3)) << 4);
     const uint32_t shift = quad >> 1 << 3; // of this lane's block in the low half of a step's scales
     struct ring slot = {}, p = {}, half = {};
     uint32_t seen = 0;
-    struct open_tile tile = open_tile(slot, plan, warpgroup, row);
+    struct open_tile tile = open_tile(slot, plan, warpgroup);
     while (TILE_FIELD(tile.slot, p_rows)) {
         if (tile.blocks <= 0) {
             const struct part part = part_of(tile.slot, problem);
@@ -668,32 +726,34 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, struct kin
             if (lane == 0)
                 barrier_arrive(empty(SLOT_RING, slot.index));
             advance(&slot, SLOTS);
-            tile = open_tile(slot, plan, warpgroup, row);
+            tile = open_tile(slot, plan, warpgroup);
             continue;
         }
         float d0[64] = {}, d1[64] = {};
         uint32_t f0[16], f1[16], x0[8], x1[8], previous = 0;
-        wait_full(P_RING, p);
-        LOAD_FRAGMENT(x0, from + p.index * 2 * P_BOX);
-        LOAD_FRAGMENT(x1, from + p.index * 2 * P_BOX + 64 * 64);
+        wait_full(p_ring, p);
+        LOAD_FRAGMENT(x0, from + p.index * STAGE_BYTES);
+        LOAD_FRAGMENT(x1, from + p.index * STAGE_BYTES + 64 * 64);
         for (int32_t block = 0; block < tile.blocks; block += 4) {
-            const uint32_t at = from + p.index * 2 * P_BOX, release = empty(P_RING, p.index);
+            const uint32_t at = from + p.index * STAGE_BYTES, release = empty(p_ring, p.index);
             uint32_t low[4], high[4]; // the scales' factors, of both halves
             UNROLL for (int i = 0; i < 4; i++) {
                 low[i] = SCALE_FACTOR(tile.scales[i], shift);
                 high[i] = SCALE_FACTOR(tile.scales[i], shift + 16);
             }
             const int32_t mine = block + (int32_t)(quad >> 1);
-            const uint32_t low_mask = !kind.depth || mine < tile.blocks ? ~0u : 0;
-            const uint32_t high_mask = !kind.depth || mine + 2 < tile.blocks ? ~0u : 0;
+            const int partial = kind.depth && block + 4 > tile.blocks;
+            const uint32_t low_mask = mine < tile.blocks ? ~0u : 0, high_mask = mine + 2 < tile.blocks ? ~0u : 0;
             const int more = block + 4 < tile.blocks;
             if (more)
                 load_scales(&tile);
 
             WGMMA_WAIT(1);
             PIN(x0);
-            convert_fragment(f0, x0, low[0], low[1], low_mask);
-            LOAD_FRAGMENT(x0, at + P_BOX);
+            if (partial)
+                clear_unless(x0, low_mask);
+            convert_fragment(f0, x0, low[0], low[1]);
+            LOAD_FRAGMENT(x0, at + BOX_BYTES);
             wait_full(HALF_RING, half);
             uint64_t b = describe_half(half.index);
             MULTIPLY(d0, f0, b);
@@ -703,17 +763,21 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, struct kin
                 barrier_arrive(empty(HALF_RING, previous));
             previous = half.index;
             advance(&half, HALVES);
-            convert_fragment(f1, x1, low[2], low[3], low_mask);
-            LOAD_FRAGMENT(x1, at + P_BOX + 64 * 64);
+            if (partial)
+                clear_unless(x1, low_mask);
+            convert_fragment(f1, x1, low[2], low[3]);
+            LOAD_FRAGMENT(x1, at + BOX_BYTES + 64 * 64);
             MULTIPLY(d1, f1, b);
 
             WGMMA_WAIT(1);
             PIN(x0);
-            convert_fragment(f0, x0, high[0], high[1], high_mask);
+            if (partial)
+                clear_unless(x0, high_mask);
+            convert_fragment(f0, x0, high[0], high[1]);
             advance(&p, P_STAGES);
             if (more) {
-                wait_full(P_RING, p);
-                LOAD_FRAGMENT(x0, from + p.index * 2 * P_BOX);
+                wait_full(p_ring, p);
+                LOAD_FRAGMENT(x0, from + p.index * STAGE_BYTES);
             }
             wait_full(HALF_RING, half);
             b = describe_half(half.index);
@@ -724,22 +788,26 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, struct kin
                 barrier_arrive(empty(HALF_RING, previous));
             previous = half.index;
             advance(&half, HALVES);
-            convert_fragment(f1, x1, high[2], high[3], high_mask);
+            if (partial)
+                clear_unless(x1, high_mask);
+            convert_fragment(f1, x1, high[2], high[3]);
             // An arrive does not wait for earlier loads: its address depends on the last loaded value.
             sync_warp();
             if (lane == 0)
                 barrier_arrive(release + (f1[15] & (uint32_t)plan.zero));
             if (more)
-                LOAD_FRAGMENT(x1, from + p.index * 2 * P_BOX + 64 * 64);
+                LOAD_FRAGMENT(x1, from + p.index * STAGE_BYTES + 64 * 64);
             MULTIPLY(d1, f1, b);
         }
-        HIDE64(problem.out_stride);
-        HIDE64(problem.out);
+        struct problem here = problem; // a copy that the compiler does not compute with before
+        HIDE64(here.out_stride);
+        HIDE64(here.out);
+        HIDE64(here.bias);
         const struct part part = part_of(tile.slot, problem);
         const uint32_t done = slot.index;
         seen |= part.flags;
         advance(&slot, SLOTS);
-        tile = open_tile(slot, plan, warpgroup, row);
+        tile = open_tile(slot, plan, warpgroup);
         WGMMA_WAIT(0);
         PIN64(d0);
         PIN64(d1);
@@ -750,9 +818,9 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, struct kin
             apply_other_factors(d1, part, 1);
         }
         if (kind.swapped)
-            store_swapped_tile(d0, d1, part, problem);
+            store_swapped_tile(d0, d1, part, here);
         else
-            store_tile(d0, d1, part, problem);
+            store_tile(d0, d1, part, here);
         sync_warp();
         if (lane == 0)
             barrier_arrive(empty(SLOT_RING, done));
@@ -764,11 +832,11 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, struct kin
 // ------------------------------------------------------------------------------------------------------------ kernels
 
 INLINE void gemm(struct problem problem, struct mx_sm90_plan plan, uint64_t p_map, struct kind kind) {
-    const uint32_t warpgroup = thread_id() >> 7;
+    const uint32_t warpgroup = shuffle(thread_id() >> 7, 0); // so the compiler knows it to be the same in a warp
     if (thread_id() == 0) {
         const uint32_t arrivals[] = {1, 1, CONVERTER_WARPS, 32};
-        const uint32_t releases[] = {CONSUMER_WARPS, CONVERTER_WARPS, CONSUMER_WARPS,
-                                     PRODUCER_WARPS + CONVERTER_WARPS + CONSUMER_WARPS};
+        const uint32_t releases[] = {CONSUMER_WARPS / 2, CONVERTER_WARPS, CONSUMER_WARPS,
+                                     FILLING_WARPS + CONVERTER_WARPS + CONSUMER_WARPS};
         const uint32_t firsts[] = {P_RING, Q_RING, HALF_RING, SLOT_RING, PAIRS};
         UNROLL for (int ring = 0; ring < 4; ring++) {
             UNROLL for (uint32_t i = firsts[ring]; i < firsts[ring + 1]; i++) {
@@ -781,20 +849,40 @@ INLINE void gemm(struct problem problem, struct mx_sm90_plan plan, uint64_t p_ma
     sync_block();
     if (warpgroup == 0) {
         SET_REGISTERS_DOWN(40);
-        if (thread_id() < 32) {
-            if (plan.copies)
-                copy_stages(problem);
-            else if (thread_id() == 0)
-                fill_stages(p_map);
-        } else if (thread_id() < 64) {
+        const uint32_t warp = shuffle(thread_id() >> 5, 0), base = shared_address(shared);
+        if (warp == 0) {
             fetch_tiles(plan);
+            return;
         }
+        struct filling it = {Q_RING,
+                             Q_STAGES,
+                             base + Q_AT,
+                             p_map + 128,
+                             problem.q,
+                             problem.q_rows,
+                             __builtin_offsetof(struct mx_sm90_tile, q_row),
+                             0};
+        if (warp > 1) {
+            const uint32_t first = (warp - 2) * P_STAGES;
+            it = (struct filling){P_RING + first,
+                                  P_STAGES,
+                                  base + first * STAGE_BYTES,
+                                  p_map,
+                                  problem.p,
+                                  problem.p_rows,
+                                  __builtin_offsetof(struct mx_sm90_tile, p_row),
+                                  (int32_t)(warp - 2) * MX_SM90_ROW_BLOCK};
+        }
+        if (plan.copies)
+            copy_stages(it, problem.stride);
+        else if ((thread_id() & 31) == 0)
+            fill_stages(it);
     } else if (warpgroup == 1) {
         SET_REGISTERS_DOWN(56);
         convert_q(plan, kind.depth);
     } else {
         SET_REGISTERS_UP(208);
-        consume(problem, plan, kind);
+        consume(problem, plan, warpgroup - 2, kind);
     }
 }
 
@@ -807,18 +895,16 @@ INLINE struct problem problem_of_rows(struct mx_rows_args args, int swapped) {
 }
 
 #define ROWS_KERNEL(name, swapped)                                                                                     \
-    KERNEL name(const struct mx_rows_args args, const struct mx_sm90_plan plan,                                        \
-                [[maybe_unused]] const struct mx_sm90_maps maps) {                                                     \
-        LAUNCH_BOUNDS(MX_SM90_THREADS);                                                                                \
+    KERNEL(name, 512, 1)(const struct mx_rows_args args, const struct mx_sm90_plan plan,                               \
+                         [[maybe_unused]] const struct mx_sm90_maps maps) {                                            \
         uint64_t p_map;                                                                                                \
         PARAMETER_ADDRESS(p_map, name, 2);                                                                             \
         gemm(problem_of_rows(args, swapped), plan, p_map, (struct kind){swapped, 0});                                  \
     }
 MX_SM90_ROWS_KERNELS(ROWS_KERNEL)
 
-KERNEL mx_gemm_depth_sm90(const struct mx_depth_args args, const struct mx_sm90_plan plan,
-                          [[maybe_unused]] const struct mx_sm90_maps maps) {
-    LAUNCH_BOUNDS(MX_SM90_THREADS);
+KERNEL(mx_gemm_depth_sm90, 512, 1)(const struct mx_depth_args args, const struct mx_sm90_plan plan,
+                                   [[maybe_unused]] const struct mx_sm90_maps maps) {
     uint64_t p_map;
     PARAMETER_ADDRESS(p_map, mx_gemm_depth_sm90, 2);
     const struct problem problem = {args.a,     args.a_scale, args.b,   args.b_scale, args.n,        args.k,

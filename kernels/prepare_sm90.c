@@ -3,20 +3,22 @@
 //   mx_prepare_rows_sm90(struct mx_rows_args, struct mx_sm90_plan)
 //   mx_prepare_depth_sm90(struct mx_depth_args, struct mx_sm90_plan)
 //
-// Blocks of 256 threads: first plan.tile_blocks of them, which write a tile a thread, then those that write row blocks
-// of scales, MX_SM90_BLOCKS_PER_PREPARE each: gemm_rows the tokens' and then the weights'; gemm_depth group by group,
-// P's and then Q's. Bad offs are clamped here, and whatever they were, no index that leaves this file is out of bounds:
-// a group ends at the largest of the offs up to its own, cut to the tokens there are.
+// Blocks of 256 threads: first plan.tile_blocks of them, which write a tile a thread, then those that write scales,
+// half a row block at a time: gemm_rows the tokens' and then the weights'; gemm_depth group by group, P's and then Q's,
+// plan.halves_at_once each. Bad offs are clamped here, and whatever they were, no index that leaves this file is out of
+// bounds: a group ends at the largest of the offs up to its own, cut to the tokens there are.
 #include "device_sm90.h"
 
 enum {
     THREADS = MX_SM90_PREPARE_THREADS,
-    AT_ONCE = 4, // words of scales that a thread has in flight
+    HALF = MX_SM90_ROW_BLOCK / 2, // rows that a block writes at once
+    LANES = THREADS / HALF,       // threads that share a row
+    WORDS_AT_ONCE = 4 * LANES,    // words of scales that they have in flight
 };
 
 static SHARED int32_t ends[THREADS], unit_sums[THREADS], block_sums[THREADS]; // of a chunk of groups, inclusive
 static SHARED int32_t lengths[MX_SM90_SORTED_GROUPS], order[MX_SM90_SORTED_GROUPS];
-static SHARED int32_t tops[THREADS], exact_rows[THREADS];
+static SHARED int32_t totals[THREADS / 32];
 
 INLINE int32_t min32(int32_t a, int32_t b) { return a < b ? a : b; }
 INLINE int32_t max32(int32_t a, int32_t b) { return a > b ? a : b; }
@@ -24,16 +26,19 @@ INLINE int32_t div_up32(int32_t n, int32_t by) { return (n + by - 1) / by; }
 
 // Inclusive running maximum, or sum, over the block's threads; left in `values` as well.
 INLINE int32_t scan(SHARED int32_t *values, int32_t x, int maximum) {
-    const int32_t t = (int32_t)thread_id();
+    const int32_t t = (int32_t)thread_id(), lane = t % 32, warp = t / 32;
+    UNROLL for (int32_t back = 1; back < 32; back *= 2) {
+        const int32_t other = (int32_t)shuffle((uint32_t)x, (uint32_t)(lane - back));
+        if (lane >= back)
+            x = maximum ? max32(x, other) : x + other;
+    }
+    if (lane == 31)
+        totals[warp] = x;
+    sync_block();
+    UNROLL for (int32_t i = 0; i < THREADS / 32 - 1; i++) if (i < warp) x =
+        maximum ? max32(x, totals[i]) : x + totals[i];
     values[t] = x;
     sync_block();
-    for (int32_t back = 1; back < THREADS; back *= 2) {
-        const int32_t other = t >= back ? values[t - back] : 0;
-        sync_block();
-        x = maximum ? max32(x, other) : x + other;
-        values[t] = x;
-        sync_block();
-    }
     return x;
 }
 
@@ -85,15 +90,41 @@ INLINE struct place find(struct groups groups, int32_t target, int by_number) {
     return at.group < 0 ? (struct place){groups.count, end, groups.tokens, units, blocks} : at;
 }
 
-// Four bytes, of which only the first `count` are read; the others are 0.
-INLINE uint32_t load_bytes(const uint8_t *from, int32_t count) {
-    if (((uintptr_t)from & 3) == 0 && (count >= 4 || count <= 0))
-        return load_constant_if(count > 0, from);
-    uint32_t x = 0;
-    for (int32_t i = 0; i < 4; i++)
-        if (i < count)
-            x |= (uint32_t)from[i] << 8 * i;
-    return x;
+// Rows of an operand, of which `rows` exist, each cut to `blocks` blocks of the contraction.
+struct row_block {
+    const uint8_t *data, *scale; // of the first row's first block
+    int64_t stride;              // of data rows; of scale rows / MX_BLOCK
+    int32_t rows, blocks;
+};
+
+// Mask of the first `count` bytes of a word.
+INLINE uint32_t first_bytes(int32_t count) { return count >= 4 ? ~0u : (1u << 8 * max32(count, 0)) - 1; }
+
+// How a row of scales is read: bytes at any address; whole words; or four words at once.
+enum reading { BYTES, WORDS, QUADS };
+
+// A thread's four words of scales, of 4 blocks each, that lie in the WORDS_AT_ONCE from `word` on: see word_of. 0 for
+// blocks past `blocks`.
+INLINE int32_t word_of(int32_t word, int i, enum reading reading) {
+    const int32_t lane = (int32_t)thread_id() % LANES;
+    return reading == QUADS ? word + 4 * lane + i : word + lane + LANES * i;
+}
+INLINE u32x4 load_codes(const uint8_t *scale, int32_t word, int32_t blocks, enum reading reading) {
+    if (reading == QUADS)
+        return load_constant4_if(4 * word_of(word, 0, reading) < blocks, scale + 4 * word_of(word, 0, reading));
+    u32x4 codes = {};
+    UNROLL for (int i = 0; i < 4; i++) {
+        const int32_t first = 4 * word_of(word, i, reading);
+        if (reading == WORDS) {
+            codes[i] = load_constant_if(first < blocks, scale + first);
+            continue;
+        }
+        ROLLED for (int32_t j = 0; j < min32(4, blocks - first); j++) codes[i] |= (uint32_t)scale[first + j] << 8 * j;
+    }
+    if (reading == WORDS && blocks % 4 != 0) {
+        UNROLL for (int i = 0; i < 4; i++) codes[i] &= first_bytes(blocks - 4 * word_of(word, i, reading));
+    }
+    return codes;
 }
 
 // Whether a block of 32 elements is all zeros, of either sign.
@@ -103,83 +134,108 @@ INLINE int is_zero_block(const uint8_t *data) {
         const u32x4 x = load_constant4(data) | load_constant4(data + 16);
         any = x.x | x.y | x.z | x.w;
     } else {
-        for (int32_t i = 0; i < MX_BLOCK; i += 4)
-            any |= load_bytes(data + i, 4);
+        ROLLED for (int32_t i = 0; i < MX_BLOCK; i++) any |= data[i];
     }
     return (any & 0x7f7f7f7f) == 0;
 }
 
-// Four scales relative to the window; `low` is set if one of the first `count` is below it.
-INLINE uint32_t move_scales(uint32_t codes, int32_t count, int32_t reference, int *low) {
-    uint32_t moved = 0;
-    UNROLL for (int i = 0; i < 4; i++) {
-        const int32_t above = (int32_t)(codes >> 8 * i & 255) - reference + MX_SM90_WINDOW;
-        moved |= i < count && above > 0 ? (uint32_t)above << 8 * i : 0;
-        *low |= i < count && above <= 0;
-    }
-    return moved;
-}
-
-// Whether one of the `count` blocks from `first` on, of these scales, is below the window and not all zeros.
-INLINE int has_elements_below(const uint8_t *row, uint32_t codes, int32_t first, int32_t count, int32_t reference) {
-    for (int32_t i = 0; i < count; i++)
-        if ((int32_t)(codes >> 8 * i & 255) <= reference - MX_SM90_WINDOW &&
-            !is_zero_block(row + (int64_t)(first + i) * MX_BLOCK))
-            return 1;
+// Whether a thread's share of a row has a block that is below the window and not all zeros. Rarely asked.
+INLINE int has_elements_below(const uint8_t *data, const uint8_t *scale, int32_t blocks, int32_t reference) {
+    ROLLED for (int32_t block = (int32_t)thread_id() % LANES; block < blocks;
+                block += LANES) if (scale[block] <= reference - MX_SM90_WINDOW &&
+                                    !is_zero_block(data + (int64_t)block * MX_BLOCK)) return 1;
     return 0;
 }
 
-// 128 rows of an operand, of which `rows` exist, each cut to `blocks` blocks of the contraction.
-struct row_block {
-    const uint8_t *data, *scale; // of the first row's first block
-    int64_t stride;              // of data rows; of scale rows / MX_BLOCK
-    int32_t rows, blocks;
-};
+INLINE i16x2 even_bytes(uint32_t x) { return __builtin_bit_cast(i16x2, x & 0x00ff00ff); }
 
-// Writes a row block's scales to `to`, references to `ref`. Thread t has row t % 128 and every second step.
-INLINE void write_row_block(struct row_block x, uint8_t *to, uint8_t *ref) {
-    const int32_t t = (int32_t)thread_id(), row = t % MX_SM90_ROW_BLOCK, half = t / MX_SM90_ROW_BLOCK;
-    const uint8_t *scale = x.scale + row * (x.stride / MX_BLOCK), *data = x.data + row * x.stride;
+// Four scales relative to the window, 0 for what is below it; they are at most the reference.
+INLINE uint32_t move_scales(uint32_t codes, int32_t reference) {
+    const i16x2 by = (int16_t)(MX_SM90_WINDOW - reference), zero = 0;
+    const i16x2 even = __builtin_elementwise_max(even_bytes(codes) + by, zero);
+    const i16x2 odd = __builtin_elementwise_max(even_bytes(codes >> 8) + by, zero);
+    return __builtin_bit_cast(uint32_t, even) | __builtin_bit_cast(uint32_t, odd) << 8;
+}
+
+INLINE uint32_t has_zero_byte(uint32_t x) { return (x - 0x01010101) & ~x & 0x80808080; }
+
+INLINE uint32_t max_of_lanes(uint32_t x) {
+    UNROLL for (uint32_t step = 1; step < LANES; step *= 2) {
+        const uint32_t other = shuffle(x, (thread_id() & 31) ^ step);
+        x = x > other ? x : other;
+    }
+    return x;
+}
+
+// Writes HALF rows' scales to `to` and references to `ref`; LANES threads share a row.
+INLINE void write_half_as(struct row_block x, uint8_t *to, uint8_t *ref, enum reading reading) {
+    uint32_t thread = thread_id();
+    HIDE(thread); // or what follows from it would stay in registers from one call to the next
+    const int32_t row = (int32_t)thread / LANES, words = div_up32(x.blocks, 4);
+    const uint8_t *scale = x.scale + row * (x.stride / MX_BLOCK);
     const int32_t blocks = row < x.rows ? x.blocks : 0;
-    uint32_t top = 0;
-    for (int32_t block = 4 * half; block < blocks; block += 8 * AT_ONCE) {
-        uint32_t codes[AT_ONCE];
-        UNROLL for (int i = 0; i < AT_ONCE; i++) codes[i] = load_bytes(scale + block + 8 * i, blocks - block - 8 * i);
-        UNROLL for (int i = 0; i < 4 * AT_ONCE; i++) {
-            const uint32_t code = codes[i / 4] >> 8 * (i % 4) & 255;
-            top = top > code ? top : code;
+    u32x4 codes = {};
+    i16x2 tops = 0;
+    ROLLED for (int32_t word = 0; word < words; word += WORDS_AT_ONCE) {
+        codes = load_codes(scale, word, blocks, reading);
+        UNROLL for (int i = 0; i < 4; i++) {
+            tops = __builtin_elementwise_max(tops, even_bytes(codes[i]));
+            tops = __builtin_elementwise_max(tops, even_bytes(codes[i] >> 8));
         }
     }
-    tops[t] = (int32_t)top;
-    sync_block();
-    const int32_t reference = max32((int32_t)top, tops[t ^ MX_SM90_ROW_BLOCK]);
-    int exact = reference == 255;
-    for (int32_t block = 4 * half; block < x.blocks; block += 8 * AT_ONCE) {
-        uint32_t codes[AT_ONCE];
-        UNROLL for (int i = 0; i < AT_ONCE; i++) codes[i] = load_bytes(scale + block + 8 * i, blocks - block - 8 * i);
-        UNROLL for (int i = 0; i < AT_ONCE; i++) {
-            const int32_t first = block + 8 * i;
-            int low = 0;
-            const uint32_t moved = move_scales(codes[i], blocks - first, reference, &low);
-            if (first < x.blocks)
-                *(uint32_t *)(to + first / 4 * MX_SM90_SCALE_BYTES + 4 * row) = moved;
-            if (low && !exact)
-                exact = has_elements_below(data, codes[i], first, min32(4, blocks - first), reference);
+    const int32_t reference = (int32_t)max_of_lanes((uint32_t)max32(tops.x, tops.y));
+    uint32_t low = 0; // whether a scale is below the window
+    to += 4 * row;
+    ROLLED for (int32_t word = 0; word < words; word += WORDS_AT_ONCE) {
+        if (words > WORDS_AT_ONCE)
+            codes = load_codes(scale, word, blocks, reading);
+        UNROLL for (int i = 0; i < 4; i++) {
+            const int32_t at = word_of(word, i, reading);
+            uint32_t moved = move_scales(codes[i], reference), outside = 0;
+            if (blocks % 4 != 0)
+                outside = ~first_bytes(blocks - 4 * at);
+            moved &= ~outside;
+            if (at < words)
+                *(uint32_t *)(to + (uint32_t)at * MX_SM90_SCALE_BYTES) = moved;
+            if (4 * at < blocks)
+                low |= has_zero_byte(moved | outside);
         }
     }
-    exact_rows[t] = exact;
-    sync_block();
-    exact |= exact_rows[t ^ MX_SM90_ROW_BLOCK];
+    uint32_t exact = reference == 255;
+    if (max_of_lanes(low) && !exact)
+        exact = (uint32_t)has_elements_below(x.data + row * x.stride, scale, blocks, reference);
+    exact = max_of_lanes(exact);
     if (exact)
-        for (int32_t block = 4 * half; block < blocks; block += 8)
-            *(uint32_t *)(to + block / 4 * MX_SM90_SCALE_BYTES + 4 * row) = 0;
-    if (half == 0)
+        ROLLED for (int32_t at = (int32_t)thread % LANES; at < words; at += LANES) *
+            (uint32_t *)(to + (uint32_t)at * MX_SM90_SCALE_BYTES) = 0;
+    if (thread % LANES == 0)
         ref[row] = row >= x.rows ? 127 : exact ? MX_SM90_EXACT : (uint8_t)reference;
+}
+
+INLINE void write_half(struct row_block x, uint8_t *to, uint8_t *ref, int quads) {
+    const uint64_t odd = (uintptr_t)x.scale | (uint64_t)x.stride / MX_BLOCK;
+    if (quads && odd % 16 == 0)
+        write_half_as(x, to, ref, QUADS);
+    else if (odd % 4 == 0)
+        write_half_as(x, to, ref, WORDS);
+    else
+        write_half_as(x, to, ref, BYTES);
 }
 
 INLINE void write_tile(struct mx_sm90_plan plan, int32_t index, struct mx_sm90_tile tile) {
     if (index < plan.tiles)
         ((struct mx_sm90_tile *)plan.workspace)[index] = tile;
+}
+
+// The index-th tile of a grid, walked in bands of `raster` rows; inside a band, the column changes last. So the tiles
+// that run at once share their operands' rows, in the L2 cache. An index past the last tile gives a row past the last.
+struct grid_place {
+    int32_t row, column;
+};
+INLINE struct grid_place place_in_grid(int32_t index, int32_t rows, int32_t columns, int32_t raster) {
+    const int32_t band = index / (raster * columns) * raster, in_band = index - band * columns;
+    const int32_t height = max32(min32(raster, rows - band), 1), column = in_band / height;
+    return (struct grid_place){band + in_band - column * height, column};
 }
 
 // ------------------------------------------------------------------------------------------------------- gemm_rows
@@ -191,10 +247,8 @@ INLINE void write_tile_of_rows(struct mx_rows_args args, struct mx_sm90_plan pla
     const struct place at =
         find((struct groups){args.offs, groups, (int32_t)args.m, 1, token_rows}, index / columns, 0);
     const int32_t rows = div_up32(at.end - at.begin, token_rows), local = index - at.units * columns;
-    // Bands of plan.raster token tiles; inside one, the weight tile changes last.
-    const int32_t band = local / (plan.raster * columns) * plan.raster, in_band = local - band * columns;
-    const int32_t height = max32(min32(plan.raster, rows - band), 1), column = in_band / height;
-    const int32_t row = band + in_band - column * height;
+    const struct grid_place place = place_in_grid(local, rows, columns, plan.raster);
+    const int32_t row = place.row, column = place.column;
     if (row >= rows) { // past the last tile of all
         write_tile(plan, index, (struct mx_sm90_tile){});
         return;
@@ -222,48 +276,40 @@ INLINE void write_tile_of_rows(struct mx_rows_args args, struct mx_sm90_plan pla
                });
 }
 
-INLINE void write_block_of_rows(struct mx_sm90_plan plan, int p, int32_t block, struct row_block rows) {
-    uint8_t *scale = plan.workspace + (p ? plan.p_scale : plan.q_scale);
-    uint8_t *ref = plan.workspace + (p ? plan.p_ref : plan.q_ref);
-    write_row_block(rows, scale + (int64_t)block * plan.steps * MX_SM90_SCALE_BYTES, ref + block * MX_SM90_ROW_BLOCK);
-}
-
-KERNEL mx_prepare_rows_sm90(const struct mx_rows_args args, const struct mx_sm90_plan plan) {
-    LAUNCH_BOUNDS(MX_SM90_PREPARE_THREADS);
-    int32_t chunk = (int32_t)block_id() - plan.tile_blocks;
-    if (chunk < 0) {
-        write_tile_of_rows(args, plan);
-        return;
-    }
-    const int32_t blocks = (int32_t)(args.k / MX_BLOCK);
-    const int32_t token_chunks = div_up32(plan.token_blocks, MX_SM90_BLOCKS_PER_PREPARE);
-    if (chunk < token_chunks) {
-        const struct groups groups = {args.offs, (int32_t)args.groups, (int32_t)args.m, 1, MX_SM90_ROW_BLOCK};
-        for (int32_t i = 0; i < MX_SM90_BLOCKS_PER_PREPARE; i++) {
-            const int32_t block = chunk * MX_SM90_BLOCKS_PER_PREPARE + i;
-            const struct place at = find(groups, block, 0);
+// A chunk of the tokens' halves, or of the weights'.
+INLINE void write_halves_of_rows(struct mx_rows_args args, struct mx_sm90_plan plan, int32_t chunk, int tokens) {
+    const struct groups groups = {args.offs, (int32_t)args.groups, (int32_t)args.m, 1, MX_SM90_ROW_BLOCK};
+    const int p = tokens != plan.swapped;
+    const int32_t per_group = 2 * plan.group_blocks, begin = chunk * plan.halves_at_once;
+    const int32_t end = min32(begin + plan.halves_at_once, tokens ? 2 * plan.token_blocks : groups.count * per_group);
+    struct place at = {};
+    int32_t group_end = 0; // of tokens: the first half past the group
+    ROLLED for (int32_t half = begin; half < end; half++) {
+        if (tokens && half >= group_end) {
+            at = find(groups, half / 2, 0);
             if (at.group == groups.count)
                 return;
-            const int64_t first = at.begin + (int64_t)(block - at.blocks) * MX_SM90_ROW_BLOCK;
-            write_block_of_rows(plan, !plan.swapped, block,
-                                (struct row_block){args.a + first * args.k, args.a_scale + first * (args.k / MX_BLOCK),
-                                                   args.k, at.end - (int32_t)first, blocks});
+            group_end = 2 * (at.blocks + div_up32(at.end - at.begin, MX_SM90_ROW_BLOCK));
         }
-        return;
+        const int32_t group = half / per_group, row = (half - (tokens ? 2 * at.blocks : group * per_group)) * HALF;
+        const int64_t first = (tokens ? at.begin : group * args.n) + row;
+        const int32_t rows = tokens ? at.end - (int32_t)first : (int32_t)args.n - row;
+        uint8_t *scale = plan.workspace + (p ? plan.p_scale : plan.q_scale) + half % 2 * 4 * HALF;
+        uint8_t *ref = plan.workspace + (p ? plan.p_ref : plan.q_ref);
+        write_half((struct row_block){(tokens ? args.a : args.b) + first * args.k,
+                                      (tokens ? args.a_scale : args.b_scale) + first * (args.k / MX_BLOCK), args.k,
+                                      rows, (int32_t)(args.k / MX_BLOCK)},
+                   scale + (int64_t)(half / 2) * plan.steps * MX_SM90_SCALE_BYTES, ref + half * HALF, 1);
     }
-    chunk -= token_chunks;
-    const int32_t weight_blocks = (int32_t)args.groups * plan.group_blocks;
-    for (int32_t i = 0; i < MX_SM90_BLOCKS_PER_PREPARE; i++) {
-        const int32_t block = chunk * MX_SM90_BLOCKS_PER_PREPARE + i;
-        if (block >= weight_blocks)
-            return;
-        const int32_t group = block / plan.group_blocks;
-        const int32_t row = (block - group * plan.group_blocks) * MX_SM90_ROW_BLOCK;
-        const int64_t first = group * args.n + row;
-        write_block_of_rows(plan, plan.swapped, block,
-                            (struct row_block){args.b + first * args.k, args.b_scale + first * (args.k / MX_BLOCK),
-                                               args.k, (int32_t)args.n - row, blocks});
-    }
+}
+
+KERNEL(mx_prepare_rows_sm90, 256, 4)(const struct mx_rows_args args, const struct mx_sm90_plan plan) {
+    const int32_t chunk = (int32_t)block_id() - plan.tile_blocks;
+    const int32_t token_chunks = div_up32(2 * plan.token_blocks, plan.halves_at_once);
+    if (chunk < 0)
+        write_tile_of_rows(args, plan);
+    else
+        write_halves_of_rows(args, plan, chunk < token_chunks ? chunk : chunk - token_chunks, chunk < token_chunks);
 }
 
 // ------------------------------------------------------------------------------------------------------ gemm_depth
@@ -305,7 +351,8 @@ INLINE void write_tile_of_depth(struct mx_depth_args args, struct mx_sm90_plan p
         group = order[group];
     }
     const struct depth depth = depth_of(args, plan, find(groups_of(args), group, 1));
-    const int32_t local = index % per_group, column = local / plan.p_tiles, row = local - column * plan.p_tiles;
+    const struct grid_place place = place_in_grid(index % per_group, plan.p_tiles, plan.q_tiles, plan.raster);
+    const int32_t row = place.row, column = place.column;
     const int32_t p_block = row * (MX_SM90_P / MX_SM90_ROW_BLOCK);
     const int64_t p_row = row * MX_SM90_P, q_row = column * MX_SM90_Q;
     write_tile(plan, index,
@@ -325,29 +372,27 @@ INLINE void write_tile_of_depth(struct mx_depth_args args, struct mx_sm90_plan p
                });
 }
 
-KERNEL mx_prepare_depth_sm90(const struct mx_depth_args args, const struct mx_sm90_plan plan) {
-    LAUNCH_BOUNDS(MX_SM90_PREPARE_THREADS);
+KERNEL(mx_prepare_depth_sm90, 256, 4)(const struct mx_depth_args args, const struct mx_sm90_plan plan) {
     const int32_t chunk = (int32_t)block_id() - plan.tile_blocks;
     if (chunk < 0) {
         write_tile_of_depth(args, plan);
         return;
     }
-    const int32_t row_blocks = plan.p_blocks + plan.q_blocks;
-    const int32_t chunks = div_up32(row_blocks, MX_SM90_BLOCKS_PER_PREPARE), group = chunk / chunks;
+    const int32_t halves = 2 * (plan.p_blocks + plan.q_blocks);
+    const int32_t chunks = div_up32(halves, plan.halves_at_once), group = chunk / chunks;
     const struct depth depth = depth_of(args, plan, find(groups_of(args), group, 1));
-    for (int32_t i = 0; i < MX_SM90_BLOCKS_PER_PREPARE; i++) {
-        const int32_t both = (chunk - group * chunks) * MX_SM90_BLOCKS_PER_PREPARE + i;
-        if (both >= row_blocks)
-            return;
-        const int p = both < plan.p_blocks;
-        const int32_t block = p ? both : both - plan.p_blocks;
-        const int64_t row = (int64_t)block * MX_SM90_ROW_BLOCK, from = row * args.depth + depth.start;
-        uint8_t *scale = plan.workspace + (p ? plan.p_scale : plan.q_scale);
+    const int32_t first = (chunk - group * chunks) * plan.halves_at_once;
+    const int32_t end = min32(first + plan.halves_at_once, halves);
+    ROLLED for (int32_t both = first; both < end; both++) {
+        const int p = both < 2 * plan.p_blocks;
+        const int32_t half = p ? both : both - 2 * plan.p_blocks;
+        const int64_t row = half * HALF, block = row * (args.depth / MX_BLOCK) + depth.start / MX_BLOCK;
+        uint8_t *scale = plan.workspace + (p ? plan.p_scale : plan.q_scale) + half % 2 * 4 * HALF;
         uint8_t *ref = plan.workspace + (p ? plan.p_ref : plan.q_ref);
-        write_row_block((struct row_block){(p ? args.a : args.b) + from,
-                                           (p ? args.a_scale : args.b_scale) + from / MX_BLOCK, args.depth,
-                                           (int32_t)((p ? args.n : args.k) - row), depth.blocks},
-                        scale + ((int64_t)block * plan.steps + depth.step) * MX_SM90_SCALE_BYTES,
-                        ref + ((int64_t)group * (p ? plan.p_blocks : plan.q_blocks) + block) * MX_SM90_ROW_BLOCK);
+        write_half((struct row_block){(p ? args.a : args.b) + block * MX_BLOCK,
+                                      (p ? args.a_scale : args.b_scale) + block, args.depth,
+                                      (int32_t)((p ? args.n : args.k) - row), depth.blocks},
+                   scale + ((int64_t)(half / 2) * plan.steps + depth.step) * MX_SM90_SCALE_BYTES,
+                   ref + ((int64_t)group * 2 * (p ? plan.p_blocks : plan.q_blocks) + half) * HALF, 0);
     }
 }

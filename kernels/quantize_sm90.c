@@ -25,22 +25,15 @@
 //           col_codes [128 columns][128 bytes]: of column c, double word d ^ (c / 8) % 8 * 2.
 //           So the 16 lanes of an 8-byte write and the 8 lanes of a 16-byte read each meet every bank once.
 //           row_scale [128 rows][4 blocks], col_scale [128 columns][4 blocks], bytes.
-// Registers both: 64 with bf16, 126 with f32; rows or cols: 48 and 80. No spills; needs no launch bounds for that.
+// Registers both: 64 with bf16, 126 with f32; rows or cols: 48 and 80. No spills.
 // Tails     rows and columns that x does not have count as zeros. Stores are cut to rows, cols, row_k, col_k: chunks of
 //           16 bytes are in or out whole, as those are multiples of 32.
 //
 // Source: PTX ISA 8.8 (cvt.rn.satfinite.e4m3x2: NaN gives 0x7f; 16-bit max; shfl.sync).
-#include <stdint.h>
-
-#include "mx_args.h"
+#include "device_sm90.h"
 #include "mx_scale.h"
 
 #define GLOBAL __attribute__((address_space(1)))
-#define SHARED __attribute__((address_space(3)))
-#define INLINE static inline __attribute__((always_inline))
-#define KERNEL __attribute__((device_kernel)) void
-#define UNROLL _Pragma("clang loop unroll(full)")
-#define ROLLED _Pragma("clang loop unroll(disable)")
 
 enum {
     TILE = MX_GROUP_ALIGN,
@@ -58,7 +51,6 @@ enum : uint32_t { ALL_LANES = 0xffffffff };
 
 typedef uint16_t pair __attribute__((ext_vector_type(2)));
 typedef uint32_t double_word __attribute__((ext_vector_type(2)));
-typedef uint32_t u32x4 __attribute__((ext_vector_type(4)));
 
 static SHARED double_word row_codes[TILE][TILE / CHUNK] __attribute__((loader_uninitialized, aligned(128)));
 static SHARED double_word col_codes[TILE][TILE / CHUNK] __attribute__((loader_uninitialized, aligned(128)));
@@ -81,13 +73,11 @@ struct blocks {
     uint32_t two[PAIRS]; // blocks (0, 1), (2, 3), ...
 };
 
-INLINE uint32_t thread_id(void) { return (uint32_t)__nvvm_read_ptx_sreg_tid_x(); }
 INLINE uint32_t block_x(void) { return (uint32_t)__nvvm_read_ptx_sreg_ctaid_x(); }
 INLINE uint32_t block_y(void) { return (uint32_t)__nvvm_read_ptx_sreg_ctaid_y(); }
 INLINE uint32_t block_z(void) { return (uint32_t)__nvvm_read_ptx_sreg_ctaid_z(); }
 INLINE uint32_t grid_x(void) { return (uint32_t)__nvvm_read_ptx_sreg_nctaid_x(); }
 INLINE uint32_t grid_y(void) { return (uint32_t)__nvvm_read_ptx_sreg_nctaid_y(); }
-INLINE void sync_block(void) { asm volatile("barrier.cta.sync.aligned 0;" ::: "memory"); }
 
 INLINE uint32_t lane_id(void) { return thread_id() % WARP; }
 INLINE uint32_t warp_id(void) { return thread_id() / WARP; }
@@ -104,10 +94,10 @@ INLINE uint32_t max_pairs(uint32_t a, uint32_t b) {
     return __builtin_bit_cast(uint32_t, v);
 }
 
-INLINE uint32_t shuffle(uint32_t v, uint32_t from) {
+INLINE uint32_t from_lane(uint32_t v, uint32_t from) {
     return (uint32_t)__nvvm_shfl_sync_idx_i32(ALL_LANES, (int)v, (int)from, WARP - 1);
 }
-INLINE uint32_t shuffle_xor(uint32_t v, uint32_t mask) {
+INLINE uint32_t from_lane_xor(uint32_t v, uint32_t mask) {
     return (uint32_t)__nvvm_shfl_sync_bfly_i32(ALL_LANES, (int)v, (int)mask, WARP - 1);
 }
 
@@ -157,12 +147,12 @@ INLINE struct tile find_tile(const struct mx_quantize_args *args, uint32_t wante
         uint32_t where = (uint32_t)__nvvm_vote_ballot_sync(ALL_LANES, found);
         if (where) {
             uint32_t source = (uint32_t)__builtin_ctz(where);
-            row = (int32_t)shuffle((uint32_t)row, source);
-            stop = (int32_t)shuffle((uint32_t)stop, source);
+            row = (int32_t)from_lane((uint32_t)row, source);
+            stop = (int32_t)from_lane((uint32_t)stop, source);
             return (struct tile){.row = row, .rows = clamp_tile(stop - row), .in_group = true};
         }
-        first = shuffle(through, WARP - 1);
-        last = (int32_t)shuffle((uint32_t)end[GROUPS_PER_LANE], WARP - 1);
+        first = from_lane(through, WARP - 1);
+        last = (int32_t)from_lane((uint32_t)end[GROUPS_PER_LANE], WARP - 1);
     }
     int64_t row = last + (int64_t)(wanted > first ? wanted - first : 0) * TILE;
     return (struct tile){.row = row, .rows = want_rows ? clamp_tile(args->rows - row) : 0, .in_group = false};
@@ -258,17 +248,17 @@ INLINE uint32_t reduce(const struct blocks *amax, uint32_t step) {
     UNROLL for (int i = 0; i < 2; i++) {
         bool upper = lane & 2 * step;
         uint32_t keep = upper ? amax->two[i + 2] : amax->two[i], give = upper ? amax->two[i] : amax->two[i + 2];
-        half[i] = max_pairs(keep, shuffle_xor(give, 2 * step));
+        half[i] = max_pairs(keep, from_lane_xor(give, 2 * step));
     }
     bool odd = lane & step;
-    return max_pairs(odd ? half[1] : half[0], shuffle_xor(odd ? half[0] : half[1], step));
+    return max_pairs(odd ? half[1] : half[0], from_lane_xor(odd ? half[0] : half[1], step));
 }
 
 // The other way round: pair q from the q-th lane.
 INLINE struct blocks spread(uint32_t v, uint32_t step) {
     uint32_t first = lane_id() & ~(3 * step);
-    return (struct blocks){
-        {shuffle(v, first), shuffle(v, first + step), shuffle(v, first + 2 * step), shuffle(v, first + 3 * step)}};
+    return (struct blocks){{from_lane(v, first), from_lane(v, first + step), from_lane(v, first + 2 * step),
+                            from_lane(v, first + 3 * step)}};
 }
 
 // 2^(127 - scale) as a bf16; a NaN for NAN_SCALE, which makes every product NaN.
@@ -454,14 +444,16 @@ INLINE void quantize(struct mx_quantize_args args, int32_t type, bool want_rows,
     quantize_tile(&args, tile, matrix, (int64_t)t * TILE, (int64_t)block_x() * TILE, type, want_rows, want_cols);
 }
 
-#define QUANTIZE(name, type, want_rows, want_cols)                                                                     \
-    KERNEL mx_quantize_##name##_sm90(struct mx_quantize_args args) { quantize(args, type, want_rows, want_cols); }
-QUANTIZE(rows_bf16, MX_BF16, true, false)
-QUANTIZE(cols_bf16, MX_BF16, false, true)
-QUANTIZE(both_bf16, MX_BF16, true, true)
-QUANTIZE(rows_f32, MX_F32, true, false)
-QUANTIZE(cols_f32, MX_F32, false, true)
-QUANTIZE(both_f32, MX_F32, true, true)
+#define QUANTIZE(name, type, want_rows, want_cols, blocks)                                                             \
+    KERNEL(mx_quantize_##name##_sm90, 256, blocks)(struct mx_quantize_args args) {                                     \
+        quantize(args, type, want_rows, want_cols);                                                                    \
+    }
+QUANTIZE(rows_bf16, MX_BF16, true, false, 5)
+QUANTIZE(cols_bf16, MX_BF16, false, true, 5)
+QUANTIZE(both_bf16, MX_BF16, true, true, 4)
+QUANTIZE(rows_f32, MX_F32, true, false, 3)
+QUANTIZE(cols_f32, MX_F32, false, true, 3)
+QUANTIZE(both_f32, MX_F32, true, true, 2)
 
 // Thread `first` of `step` does its share, by 16 bytes where that is possible.
 INLINE void clear(GLOBAL uint8_t *at, int64_t bytes, int64_t first, int64_t step) {
@@ -476,7 +468,7 @@ INLINE void clear(GLOBAL uint8_t *at, int64_t bytes, int64_t first, int64_t step
 // Clears the columns of a plain-layout operand from offs[groups - 1] on: struct mx_padding_args, of any alignment, one
 // warp a row. Grid x: ceil(rows / 8) blocks, y: blocks along the columns, 512 bytes of them a step; blocks stride over
 // what is left.
-KERNEL mx_zero_padding_sm90(struct mx_padding_args args) {
+KERNEL(mx_zero_padding_sm90, 256, 8)(struct mx_padding_args args) {
     int64_t used = args.groups ? ((const GLOBAL int32_t *)args.offs)[args.groups - 1] : 0;
     used = max64(0, min64(used, args.depth)) / MX_BLOCK * MX_BLOCK;
     int64_t bytes = args.depth - used, first = (int64_t)block_y() * WARP + lane_id(), step = (int64_t)grid_y() * WARP;

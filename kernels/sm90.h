@@ -35,14 +35,13 @@ enum {
     MX_SM90_PREPARE_THREADS = 256,
     MX_SM90_P = 256,
     MX_SM90_Q = 128,
-    MX_SM90_ROW_BLOCK = 128,        // rows that the workspace keeps together
-    MX_SM90_STEP = 128,             // contraction elements of one turn of the main loop
-    MX_SM90_SCALE_BYTES = 512,      // scales of one row block and step
-    MX_SM90_WINDOW = 22,            // binades of scales that a row may have on the fast way
-    MX_SM90_EXACT = 255,            // reference of a row that goes the exact way
-    MX_SM90_SORTED_GROUPS = 1024,   // up to so many groups are started longest first
-    MX_SM90_BLOCKS_PER_PREPARE = 4, // row blocks that a block of prepare takes
-    MX_SM90_SHARED_BYTES = 216 * 1024,
+    MX_SM90_ROW_BLOCK = 128,      // rows that the workspace keeps together
+    MX_SM90_STEP = 128,           // contraction elements of one turn of the main loop
+    MX_SM90_SCALE_BYTES = 512,    // scales of one row block and step
+    MX_SM90_WINDOW = 22,          // binades of scales that a row may have on the fast way
+    MX_SM90_EXACT = 255,          // reference of a row that goes the exact way
+    MX_SM90_SORTED_GROUPS = 1024, // up to so many groups are started longest first
+    MX_SM90_SHARED_BYTES = 220 * 1024,
 };
 
 // Every GEMM kernel of gemm_rows: name, whether P and Q are swapped. gemm_depth has one, mx_gemm_depth_sm90. Each takes
@@ -52,11 +51,10 @@ enum {
     X(mx_gemm_rows_sm90_swapped, 1)
 
 // One tensor map to encode with cuTensorMapEncodeTiled: uint8, rank 2, dimensions {row_bytes, rows}, stride row_bytes,
-// box {64, box_rows}, element strides 1, no interleave, swizzle 64B, L2 promotion 128B, no OOB fill but zeros.
+// box {64, MX_SM90_ROW_BLOCK}, element strides 1, no interleave, swizzle 64B, L2 promotion 128B, no OOB fill but zeros.
 struct mx_sm90_map {
     const uint8_t *base;
     int64_t rows, row_bytes;
-    int32_t box_rows;
 };
 
 // The encoded maps, P's and Q's: a kernel parameter. Not read when plan.copies.
@@ -87,7 +85,8 @@ struct mx_sm90_plan {
     int32_t token_blocks;           // gemm_rows: row blocks of tokens, the most that any offs make
     int32_t group_blocks;           // gemm_rows: row blocks of one group's weights
     int32_t p_blocks, q_blocks;     // gemm_depth: row blocks
-    int32_t raster;                 // gemm_rows: token tiles that are walked together, for the L2 cache
+    int32_t halves_at_once;         // half row blocks that a block of prepare takes, one after the other
+    int32_t raster;                 // rows of tiles that are walked together, for the L2 cache
     int32_t swapped;                // P is the weights
     int32_t copies;                 // operands not 16-byte aligned: the kernel copies bytes, with no tensor maps
     int32_t zero;                   // 0, where the compiler must not know it
@@ -95,6 +94,13 @@ struct mx_sm90_plan {
     int32_t prepare_blocks, blocks; // grids
     struct mx_sm90_map p_map, q_map;
 };
+
+// Whether the kernels take operands of so many rows and bytes a row: coordinates are 32-bit. They want something to do
+// as well: m, n, k, depth and groups of at least 1 are the launcher's business.
+static inline int mx_sm90_fits(int64_t p_rows, int64_t q_rows, int64_t stride) {
+    const int64_t most = INT32_MAX - MX_SM90_P;
+    return p_rows <= most && q_rows <= most && stride <= most;
+}
 
 static inline int64_t mx_sm90_div_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
@@ -118,6 +124,9 @@ static inline void mx_sm90_finish_plan(struct mx_sm90_plan *plan, int64_t tiles,
     plan->blocks = tiles < multiprocessors ? (int32_t)tiles : multiprocessors;
 }
 
+// So many that the blocks are about twice what runs at once: each has a start to pay for.
+static inline int32_t mx_sm90_halves_at_once(int64_t halves) { return halves < 2048 ? 1 : (int32_t)(halves / 1024); }
+
 static inline int32_t mx_sm90_unaligned(const uint8_t *a, const uint8_t *b) {
     return (((uintptr_t)a | (uintptr_t)b) & 15) != 0;
 }
@@ -138,8 +147,8 @@ static inline struct mx_sm90_plan mx_sm90_plan_rows(const struct mx_rows_args *a
     const int64_t token_rows = swapped ? MX_SM90_Q : MX_SM90_P, weight_rows = swapped ? MX_SM90_P : MX_SM90_Q;
     const int64_t token_tiles = (args->m + (token_rows - 1) * (args->groups + 1)) / token_rows;
     const int64_t weight_tiles = mx_sm90_div_up(args->n, weight_rows);
-    const struct mx_sm90_map tokens = {args->a, args->m, args->k, (int32_t)token_rows};
-    const struct mx_sm90_map weights = {args->b, args->groups * args->n, args->k, (int32_t)weight_rows};
+    const struct mx_sm90_map tokens = {args->a, args->m, args->k};
+    const struct mx_sm90_map weights = {args->b, args->groups * args->n, args->k};
     plan.p_map = swapped ? weights : tokens;
     plan.q_map = swapped ? tokens : weights;
     plan.copies = mx_sm90_unaligned(args->a, args->b);
@@ -150,8 +159,9 @@ static inline struct mx_sm90_plan mx_sm90_plan_rows(const struct mx_rows_args *a
     const int64_t weight_blocks = args->groups * plan.group_blocks;
     const int64_t p_blocks = swapped ? weight_blocks : plan.token_blocks;
     const int64_t q_blocks = swapped ? plan.token_blocks : weight_blocks;
-    const int64_t scale_blocks = mx_sm90_div_up(plan.token_blocks, MX_SM90_BLOCKS_PER_PREPARE) +
-                                 mx_sm90_div_up(weight_blocks, MX_SM90_BLOCKS_PER_PREPARE);
+    plan.halves_at_once = mx_sm90_halves_at_once(2 * (plan.token_blocks + weight_blocks));
+    const int64_t scale_blocks = mx_sm90_div_up(2 * plan.token_blocks, plan.halves_at_once) +
+                                 mx_sm90_div_up(2 * weight_blocks, plan.halves_at_once);
     mx_sm90_finish_plan(&plan, token_tiles * weight_tiles, p_blocks, q_blocks, p_blocks, q_blocks, scale_blocks,
                         multiprocessors);
     return plan;
@@ -160,17 +170,18 @@ static inline struct mx_sm90_plan mx_sm90_plan_rows(const struct mx_rows_args *a
 // out[g] (+)= a[:, group g] . b[:, group g]^T: a row block's steps are those of all groups, each group's own.
 static inline struct mx_sm90_plan mx_sm90_plan_depth(const struct mx_depth_args *args, void *workspace,
                                                      int32_t multiprocessors) {
-    struct mx_sm90_plan plan = {.workspace = (uint8_t *)workspace};
-    plan.p_map = (struct mx_sm90_map){args->a, args->n, args->depth, MX_SM90_P};
-    plan.q_map = (struct mx_sm90_map){args->b, args->k, args->depth, MX_SM90_Q};
+    struct mx_sm90_plan plan = {.workspace = (uint8_t *)workspace, .raster = 8};
+    plan.p_map = (struct mx_sm90_map){args->a, args->n, args->depth};
+    plan.q_map = (struct mx_sm90_map){args->b, args->k, args->depth};
     plan.copies = mx_sm90_unaligned(args->a, args->b);
     plan.steps = (int32_t)((args->depth + (MX_SM90_STEP - MX_BLOCK) * args->groups) / MX_SM90_STEP);
     plan.p_tiles = (int32_t)mx_sm90_div_up(args->n, MX_SM90_P);
     plan.q_tiles = (int32_t)mx_sm90_div_up(args->k, MX_SM90_Q);
     plan.p_blocks = 2 * plan.p_tiles;
     plan.q_blocks = plan.q_tiles;
-    const int64_t scale_blocks =
-        args->groups * mx_sm90_div_up(plan.p_blocks + plan.q_blocks, MX_SM90_BLOCKS_PER_PREPARE);
+    const int64_t halves = 2 * (plan.p_blocks + plan.q_blocks);
+    plan.halves_at_once = mx_sm90_halves_at_once(args->groups * halves);
+    const int64_t scale_blocks = args->groups * mx_sm90_div_up(halves, plan.halves_at_once);
     mx_sm90_finish_plan(&plan, args->groups * plan.p_tiles * plan.q_tiles, plan.p_blocks, plan.q_blocks,
                         args->groups * plan.p_blocks, args->groups * plan.q_blocks, scale_blocks, multiprocessors);
     return plan;

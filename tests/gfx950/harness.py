@@ -1,4 +1,4 @@
-"""Builds the gfx950 kernels and runs whole calls (prepare, then GEMM) on the emulator, as a host launcher would.
+"""Runs whole calls (prepare, then GEMM) of the gfx950 code objects on the emulator, as the package's launcher does.
 
 The plan and the choice of kernel come from the product's own header: a small host library is built from gfx950.h.
 """
@@ -16,19 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import ziglang
 from emulator import ROOT, ZIG, Buffer, Module, check, library, run
 from torch import Tensor
 
-KERNELS = Path(os.environ.get("MXFP8_KERNELS", ROOT / "kernels"))
+KERNELS = ROOT / "kernels"
 BUILD = ROOT / "build" / "gfx950"
-INCLUDE = ["-I", str(KERNELS)]
-COMPILE = [
-    *ZIG, "clang", "--target=amdgcn-amd-amdhsa", "-mcpu=gfx950", "-nogpulib", "-O3", "-std=gnu23", "-ffreestanding",
-    "-nostdinc", "-isystem", str(Path(ziglang.__file__).parent / "lib" / "include"), "-Wall", "-Wextra", "-Werror",
-    *INCLUDE,
-]  # fmt: skip
-HOST_COMPILE = [*ZIG, "cc", "-std=gnu23", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", *INCLUDE]
+HOST_COMPILE = [*ZIG, "cc", "-std=gnu23", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-I", KERNELS]
 SOURCES = ("gemm_gfx950", "prepare_gfx950", "quantize_gfx950")
 HOST = """
 #include "gfx950.h"
@@ -85,15 +78,9 @@ def built(stem: str, suffix: str, source: str, make: Callable[[Path], None]) -> 
     return out
 
 
-@functools.cache
 def code_object(name: str) -> Path:
-    source = KERNELS / f"{name}.c"
-
-    def make(out: Path) -> None:
-        run([*COMPILE, "-c", source, "-o", out.with_suffix(".o")])
-        run([*ZIG, "ld.lld", "-shared", "-o", out, out.with_suffix(".o")])
-
-    return built(name, ".hsaco", source.read_text(), make)
+    """As the build made it to be embedded in the library."""
+    return ROOT / "build" / "kernels" / f"{name}.hsaco"
 
 
 @functools.cache
