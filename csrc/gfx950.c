@@ -2,11 +2,12 @@
 // the emulator, which takes tensors of the CPU.
 #include "../kernels/gfx950.h"
 
+#include "../kernels/probe_gfx950.h"
 #include "gpu.h"
 
 #define LENGTH(array) (int32_t)(sizeof(array) / sizeof *(array))
 
-enum image { GEMM, PREPARE, QUANTIZE };
+enum image { GEMM, PREPARE, QUANTIZE, PROBE };
 
 alignas(4096) static const unsigned char gemm_image[] = {
 #embed "gemm_gfx950.hsaco"
@@ -17,8 +18,12 @@ alignas(4096) static const unsigned char prepare_image[] = {
 alignas(4096) static const unsigned char quantize_image[] = {
 #embed "quantize_gfx950.hsaco"
 };
+alignas(4096) static const unsigned char probe_image[] = {
+#embed "probe_gfx950.hsaco"
+};
 
-static const void *const images[] = {[GEMM] = gemm_image, [PREPARE] = prepare_image, [QUANTIZE] = quantize_image};
+static const void *const images[] = {
+    [GEMM] = gemm_image, [PREPARE] = prepare_image, [QUANTIZE] = quantize_image, [PROBE] = probe_image};
 
 #define INDEX(name, ...) INDEX_##name,
 #define KERNEL(name, ...) {#name, GEMM},
@@ -30,6 +35,8 @@ enum kernel {
     QUANTIZE_COLS = QUANTIZE_ROWS + 2,
     QUANTIZE_BOTH = QUANTIZE_COLS + 2,
     ZERO_PADDING = QUANTIZE_BOTH + 2,
+    PROBE_MATRIX,
+    PROBE_MEMORY,
     GEMM_ROWS,
     BEFORE_ROWS = GEMM_ROWS - 1,
     MX_GFX950_ROWS_KERNELS(INDEX) GEMM_DEPTH,
@@ -47,6 +54,8 @@ static const struct mx_gpu_kernel kernels[KERNELS] = {[PREPARE_ROWS] = {"mx_prep
                                                       [QUANTIZE_BOTH] = {"mx_quantize_both_bf16_gfx950", QUANTIZE},
                                                       {"mx_quantize_both_f32_gfx950", QUANTIZE},
                                                       [ZERO_PADDING] = {"mx_zero_padding_gfx950", QUANTIZE},
+                                                      [PROBE_MATRIX] = {"mx_probe_matrix_gfx950", PROBE},
+                                                      [PROBE_MEMORY] = {"mx_probe_memory_gfx950", PROBE},
                                                       [GEMM_ROWS] = MX_GFX950_ROWS_KERNELS(KERNEL) // then depth's
                                                       MX_GFX950_DEPTH_KERNELS(KERNEL)};
 #undef KERNEL
@@ -208,6 +217,32 @@ static int zero_padding(const struct mx_padding_args *args, const struct mx_exec
     };
     const struct mx_gpu_call call = {&launch, 1, LENGTH(spans), (void *[]){&copy}, spans};
     return mx_gpu_run(gpu_of(exec), &call, exec, error);
+}
+
+// ------------------------------------------------------------------------------------------------------------- probe
+
+// What the device does where the kernels rely on it: for mxfp8_moe/selftest.py, which calls it by ctypes. `device` is
+// -1 for the emulator.
+[[gnu::visibility("default")]] int mxfp8_probe_gfx950(const struct mx_gfx950_probe_args *args, int32_t device,
+                                                      void *stream, struct mx_error *error);
+int mxfp8_probe_gfx950(const struct mx_gfx950_probe_args *args, int32_t device, void *stream, struct mx_error *error) {
+    enum { WAVE = 64 };
+    struct mx_gfx950_probe_args copy = *args;
+    const struct mx_exec exec = {.stream = stream, .device = device};
+    const struct mx_gpu_launch launches[] = {
+        {PROBE_MATRIX, MX_GFX950_THREADS, {1, 1, 1}},
+        {PROBE_MEMORY, MX_GFX950_THREADS, {1, 1, 1}},
+    };
+    const struct mx_gpu_span spans[] = {
+        reads(args->a, WAVE * 32),           reads(args->b, WAVE * 32),           reads(args->a_scale, WAVE * 4),
+        reads(args->b_scale, WAVE * 4),      reads(args->c, WAVE * 16),           writes(args->d, 16 * WAVE * 16),
+        reads(args->offset, WAVE * 4),       reads(args->from, args->size),       writes(args->loaded, WAVE * 16),
+        writes(args->copied, 2 * WAVE * 16), writes(args->loaded_word, WAVE * 4), writes(args->to, args->size),
+        writes(args->to_word, args->size),
+    };
+    const struct mx_gpu_call call = {launches, LENGTH(launches), LENGTH(spans), (void *[]){&copy}, spans};
+    return mx_gpu_available(gpu_of(&exec), device < 0 ? 0 : device, error) ||
+           mx_gpu_run(gpu_of(&exec), &call, &exec, error);
 }
 
 // ---------------------------------------------------------------------------------------------------------- backends
