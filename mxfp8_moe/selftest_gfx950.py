@@ -64,17 +64,19 @@ def runs_on(device: torch.device) -> bool:
 
 
 @contextlib.contextmanager
-def _both_readings(device: torch.device) -> Iterator[None]:
-    """The emulator stops where descriptions disagree, as kernels should not depend on it. Here that is the question."""
-    if not is_emulated(device):
-        yield
-        return
+def emulator_option(name: str, value: str, usual: str) -> Iterator[None]:
+    """Sets an option of the emulator meanwhile."""
     emulator = ctypes.CDLL(os.environ["MXFP8_EMU_LIBRARY"])
-    emulator.emu_set_option(b"CONFLICT_STOP", b"0")
+    emulator.emu_set_option(name.encode(), value.encode())
     try:
         yield
     finally:
-        emulator.emu_set_option(b"CONFLICT_STOP", b"1")
+        emulator.emu_set_option(name.encode(), usual.encode())
+
+
+def _both_readings(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """The emulator stops where descriptions disagree, as no kernel should depend on it. Here that is the question."""
+    return emulator_option("CONFLICT_STOP", "0", "1") if is_emulated(device) else contextlib.nullcontext()
 
 
 def _probe(device: torch.device, inputs: dict[str, Tensor], scalar: int = 0) -> dict[str, Tensor]:
