@@ -33,10 +33,13 @@ AVX512 = [*AVX2, *["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mpre
 
 # One line per instruction-set level of MX_CPU_LEVELS (csrc/mxfp8.h): the flags its objects are compiled with.
 CPU_LEVELS = {"portable": [], "avx2": AVX2, "avx512": AVX512} if platform.machine() == "x86_64" else {"portable": []}
-ONCE_SOURCES = ["csrc/backends.c", "csrc/gfx950.c", "csrc/gpu.c", "csrc/shim.c"]
+ONCE_SOURCES = ["csrc/backends.c", "csrc/gfx950.c", "csrc/gpu.c", "csrc/shim.c", "csrc/sm90.c"]
 LEVEL_SOURCES = ["csrc/cpu.c", "kernels/gemm_cpu.c", "kernels/quantize_cpu.c"]
-# One line per GPU: suffix of the names of its sources in kernels/, flags that choose it.
-GPUS = {"gfx950": ["--target=amdgcn-amd-amdhsa", "-mcpu=gfx950", "-nogpulib"]}
+# One line per GPU: suffix of the names of its sources in kernels/; flags that choose it; suffix of the images.
+GPUS = {
+    "gfx950": (["--target=amdgcn-amd-amdhsa", "-mcpu=gfx950", "-nogpulib", "-c"], ".hsaco"),
+    "sm90": (["--target=nvptx64-nvidia-cuda", "-march=sm_90a", "-S"], ".ptx"),
+}
 GPU_CFLAGS = ["-O3", "-std=gnu23", "-ffreestanding", "-Wall", "-Wextra", "-Werror"]
 EMU_SOURCES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "emu").glob("*.c"))  # for Tidy: make builds it
 
@@ -74,19 +77,34 @@ def gpu_compiler():
     return [sys.executable, "-m", "ziglang", "clang", "-nostdinc", "-isystem", include]
 
 
+def set_launch_bounds(ptx):
+    """Moves each kernel's `// .maxntid` comment to where the directive belongs: clang has no C attribute for it."""
+    entry = re.compile(r"(\.entry [^{]*\n\))([^{]*\{(?:(?!\.entry).)*?// (\.maxntid [^\n]*)\n)", re.DOTALL)
+    return entry.sub(r"\1\n\3\n.minnctapersm 1\n\2", ptx)
+
+
 def build_image(source, gpu):
     """Compiles one GPU source into build/kernels, unless the same command has made it of the same sources."""
-    image = IMAGES / f"{source.stem}.hsaco"
+    flags, suffix = GPUS[gpu]
+    image = IMAGES / f"{source.stem}{suffix}"
     compiled, record = image.with_suffix(".o"), image.with_suffix(".command")
-    command = [*gpu_compiler(), *GPUS[gpu], *GPU_CFLAGS, "-c", str(source), "-o", str(compiled)]
+    command = [*gpu_compiler(), *flags, *GPU_CFLAGS, str(source), "-o", str(compiled)]
     newest = max(path.stat().st_mtime for path in [source, *(ROOT / "kernels").glob("*.h")])
     current = image.exists() and record.exists() and image.stat().st_mtime > newest
     if current and record.read_text() == shlex.join(command):
         return
     IMAGES.mkdir(parents=True, exist_ok=True)
     subprocess.run(command, check=True)
-    linker = [sys.executable, "-m", "ziglang", "ld.lld", "-shared", str(compiled), "-o"]
-    replace_file(image, lambda partial: subprocess.run([*linker, str(partial)], check=True))
+
+    def finish(partial):
+        if suffix == ".ptx":
+            partial.write_text(set_launch_bounds(compiled.read_text()))
+        else:
+            linker = [sys.executable, "-m", "ziglang", "ld.lld", "-shared", str(compiled), "-o", str(partial)]
+            subprocess.run(linker, check=True)
+
+    replace_file(image, finish)
+    compiled.unlink()
     record.write_text(shlex.join(command))
 
 

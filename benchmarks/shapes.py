@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 
@@ -70,6 +70,12 @@ def small(tokens: int, experts: int) -> list[int]:
     return lengths
 
 
+def dirichlet(tokens: int, experts: int) -> list[int]:
+    """Shares drawn from a flat Dirichlet distribution: the busiest expert gets several times the mean."""
+    rng = random.Random(0)
+    return _apportion(tokens, [rng.expovariate(1.0) for _ in range(experts)])
+
+
 def _apportion(tokens: int, weights: list[float]) -> list[int]:
     """Integers in proportion to the weights that sum to ``tokens``."""
     total, ends = 0.0, [0]
@@ -85,7 +91,7 @@ def _shuffled(lengths: list[int]) -> list[int]:
 
 
 ROUTINGS: dict[str, Callable[[int, int], list[int]]] = {
-    "uniform": uniform, "ramp": ramp, "zipf": zipf, "small": small,
+    "uniform": uniform, "ramp": ramp, "zipf": zipf, "small": small, "dirichlet": dirichlet,
 }  # fmt: skip
 
 
@@ -123,6 +129,10 @@ class Shape:
     def lengths(self) -> list[int]:
         """Tokens of each expert."""
         return ROUTINGS[self.routing](self.m, self.experts)
+
+    def routed(self, routing: str) -> Shape:
+        """The same sizes with another routing."""
+        return replace(self, routing=routing, name=f"{self.name} {routing}")
 
     @property
     def skew(self) -> float:
@@ -163,6 +173,22 @@ SHAPES = [
     _of("v3-up-skewed", "DeepSeek-V3", "up", 512, 4, "zipf"),
     _of("v3-down-0-64rows", "DeepSeek-V3", "down", 128, 4, "small"),
 ]
+
+GPU_SHAPES = [
+    Shape(f"{n},{k},{experts},{m}", m, k, n, experts, model=model)
+    for n, k, experts, m, model in (
+        (4096, 7168, 32, 131072, "DeepSeek-V3"),
+        (7168, 2048, 32, 131072, "DeepSeek-V3"),
+        (1408, 2048, 8, 196608, "DeepSeek-V2-Lite"),
+        (1408, 2048, 64, 65536, "DeepSeek-V2-Lite"),
+        (768, 2048, 128, 131072, "Qwen3-30B-A3B"),
+        (768, 2048, 128, 16384, "Qwen3-30B-A3B"),
+        (14336, 4096, 8, 65536, "Mixtral-8x7B"),
+        (8192, 5120, 16, 32768, ""),
+        (2048, 7168, 256, 65536, "DeepSeek-V3"),
+    )
+]
+"""At full size, for GPUs; named N,K,E,M."""
 
 
 def parse(text: str) -> list[Shape]:

@@ -13,13 +13,10 @@ int mx_fail(struct mx_error *error, const char *format, ...) {
 }
 
 const struct mx_backend *const *mx_backends(int *count) {
-    static const struct mx_backend *const backends[] = {
 #define MX_CPU_BACKEND_ENTRY(level) &mx_cpu_##level,
-        MX_CPU_LEVELS(MX_CPU_BACKEND_ENTRY)
+    static const struct mx_backend *const backends[] = {&mx_gfx950, &mx_sm90, &mx_gfx950_emulator,
+                                                        MX_CPU_LEVELS(MX_CPU_BACKEND_ENTRY)};
 #undef MX_CPU_BACKEND_ENTRY
-            & mx_gfx950,
-        &mx_gfx950_emulator,
-    };
     *count = sizeof backends / sizeof backends[0];
     return backends;
 }

@@ -5,8 +5,6 @@
 #include "../kernels/probe_gfx950.h"
 #include "gpu.h"
 
-#define LENGTH(array) (int32_t)(sizeof(array) / sizeof *(array))
-
 enum image { GEMM, PREPARE, QUANTIZE, PROBE };
 
 alignas(4096) static const unsigned char gemm_image[] = {
@@ -26,38 +24,25 @@ static const void *const images[] = {
     [GEMM] = gemm_image, [PREPARE] = prepare_image, [QUANTIZE] = quantize_image, [PROBE] = probe_image};
 
 #define INDEX(name, ...) INDEX_##name,
-#define KERNEL(name, ...) {#name, GEMM},
-// Quantizers by orientation, then input type (enum mx_type).
 enum kernel {
-    PREPARE_ROWS,
-    PREPARE_DEPTH,
-    QUANTIZE_ROWS,
-    QUANTIZE_COLS = QUANTIZE_ROWS + 2,
-    QUANTIZE_BOTH = QUANTIZE_COLS + 2,
-    ZERO_PADDING = QUANTIZE_BOTH + 2,
-    PROBE_MATRIX,
-    PROBE_MEMORY,
-    GEMM_ROWS,
+    GEMM_ROWS = MX_GPU_GEMM,
     BEFORE_ROWS = GEMM_ROWS - 1,
     MX_GFX950_ROWS_KERNELS(INDEX) GEMM_DEPTH,
     BEFORE_DEPTH = GEMM_DEPTH - 1,
-    MX_GFX950_DEPTH_KERNELS(INDEX) KERNELS,
+    MX_GFX950_DEPTH_KERNELS(INDEX) PROBE_MATRIX,
+    PROBE_MEMORY,
+    KERNELS,
 };
 static_assert(KERNELS <= MX_GPU_KERNELS);
 
-static const struct mx_gpu_kernel kernels[KERNELS] = {[PREPARE_ROWS] = {"mx_prepare_rows_gfx950", PREPARE},
-                                                      [PREPARE_DEPTH] = {"mx_prepare_depth_gfx950", PREPARE},
-                                                      [QUANTIZE_ROWS] = {"mx_quantize_rows_bf16_gfx950", QUANTIZE},
-                                                      {"mx_quantize_rows_f32_gfx950", QUANTIZE},
-                                                      [QUANTIZE_COLS] = {"mx_quantize_cols_bf16_gfx950", QUANTIZE},
-                                                      {"mx_quantize_cols_f32_gfx950", QUANTIZE},
-                                                      [QUANTIZE_BOTH] = {"mx_quantize_both_bf16_gfx950", QUANTIZE},
-                                                      {"mx_quantize_both_f32_gfx950", QUANTIZE},
-                                                      [ZERO_PADDING] = {"mx_zero_padding_gfx950", QUANTIZE},
-                                                      [PROBE_MATRIX] = {"mx_probe_matrix_gfx950", PROBE},
-                                                      [PROBE_MEMORY] = {"mx_probe_memory_gfx950", PROBE},
-                                                      [GEMM_ROWS] = MX_GFX950_ROWS_KERNELS(KERNEL) // then depth's
-                                                      MX_GFX950_DEPTH_KERNELS(KERNEL)};
+#define KERNEL(name, ...) {#name, GEMM, 0},
+static const struct mx_gpu_kernel kernels[KERNELS] = {
+    MX_GPU_COMMON_KERNELS(gfx950, PREPARE, QUANTIZE) // clang-format off
+    MX_GFX950_ROWS_KERNELS(KERNEL)
+    MX_GFX950_DEPTH_KERNELS(KERNEL) // clang-format on
+    {"mx_probe_matrix_gfx950", PROBE, 0},
+    {"mx_probe_memory_gfx950", PROBE, 0},
+};
 #undef KERNEL
 #undef INDEX
 
@@ -66,7 +51,7 @@ static const struct mx_gpu_kernel kernels[KERNELS] = {[PREPARE_ROWS] = {"mx_prep
      .driver = (which),                                                                                                \
      .images = images,                                                                                                 \
      .kernels = kernels,                                                                                               \
-     .image_count = LENGTH(images),                                                                                    \
+     .image_count = MX_LENGTH(images),                                                                                 \
      .kernel_count = KERNELS}
 static struct mx_gpu hip = ON_DRIVER(&mx_hip), emulator = ON_DRIVER(&mx_hip_emulator);
 
@@ -75,12 +60,6 @@ static const struct mx_gfx950_kernel depth_kernels[] = {MX_GFX950_DEPTH_KERNELS(
 
 // Tensors of the CPU are the emulator's.
 static struct mx_gpu *gpu_of(const struct mx_exec *exec) { return exec->device < 0 ? &emulator : &hip; }
-
-static int64_t type_bytes(int32_t type) { return type == MX_F32 ? 4 : 2; }
-
-static struct mx_gpu_span reads(const void *data, int64_t bytes) { return (struct mx_gpu_span){data, bytes, false}; }
-
-static struct mx_gpu_span writes(const void *data, int64_t bytes) { return (struct mx_gpu_span){data, bytes, true}; }
 
 // ------------------------------------------------------------------------------------------------------------- GEMMs
 
@@ -113,8 +92,13 @@ static int run_gemm(int prepare, int kernel, void *args, struct mx_gfx950_plan *
         {prepare, MX_GFX950_THREADS, {(uint32_t)plan->prepare_blocks, 1, 1}},
         {kernel, MX_GFX950_THREADS, {(uint32_t)plan->blocks, 1, 1}},
     };
-    const struct mx_gpu_call call = {launches, plan->blocks ? LENGTH(launches) : 0, span_count, (void *[]){args, plan},
-                                     spans};
+    const struct mx_gpu_call call = {
+        .launches = launches,
+        .launch_count = plan->blocks ? MX_LENGTH(launches) : 0,
+        .parameters = (void *[]){args, plan},
+        .spans = spans,
+        .span_count = span_count,
+    };
     return mx_gpu_run(gpu_of(exec), &call, exec, error);
 }
 
@@ -123,18 +107,18 @@ static int gemm_rows(const struct mx_rows_args *args, const struct mx_exec *exec
     struct mx_gfx950_plan plan = plan_rows(args, exec->workspace);
     const int64_t a = args->m * args->k, b = args->groups * args->n * args->k;
     const struct mx_gpu_span spans[] = {
-        reads(args->a, a),
-        reads(args->a_scale, a / MX_BLOCK),
-        reads(args->b, b),
-        reads(args->b_scale, b / MX_BLOCK),
-        reads(args->offs, args->groups * 4),
-        reads(args->bias, args->groups * args->n * 4),
-        writes(args->out, args->m * args->n * type_bytes(args->out_type)),
-        writes(exec->workspace, plan.bytes),
+        mx_gpu_reads(args->a, a),
+        mx_gpu_reads(args->a_scale, a / MX_BLOCK),
+        mx_gpu_reads(args->b, b),
+        mx_gpu_reads(args->b_scale, b / MX_BLOCK),
+        mx_gpu_reads(args->offs, args->groups * 4),
+        mx_gpu_reads(args->bias, args->groups * args->n * 4),
+        mx_gpu_writes(args->out, args->m * args->n * mx_type_bytes(args->out_type)),
+        mx_gpu_writes(exec->workspace, plan.bytes),
     };
     return check_fits(args->m, args->k, args->n, error) ||
-           run_gemm(PREPARE_ROWS, GEMM_ROWS + mx_gfx950_choose_rows(args), &copy, &plan, spans, LENGTH(spans), exec,
-                    error);
+           run_gemm(MX_GPU_PREPARE_ROWS, GEMM_ROWS + mx_gfx950_choose_rows(args), &copy, &plan, spans, MX_LENGTH(spans),
+                    exec, error);
 }
 
 static int gemm_depth(const struct mx_depth_args *args, const struct mx_exec *exec, struct mx_error *error) {
@@ -142,17 +126,17 @@ static int gemm_depth(const struct mx_depth_args *args, const struct mx_exec *ex
     struct mx_gfx950_plan plan = plan_depth(args, exec->workspace);
     const int64_t a = args->n * args->depth, b = args->k * args->depth;
     const struct mx_gpu_span spans[] = {
-        reads(args->a, a),
-        reads(args->a_scale, a / MX_BLOCK),
-        reads(args->b, b),
-        reads(args->b_scale, b / MX_BLOCK),
-        reads(args->offs, args->groups * 4),
-        writes(args->out, args->groups * args->n * args->k * type_bytes(args->out_type)),
-        writes(exec->workspace, plan.bytes),
+        mx_gpu_reads(args->a, a),
+        mx_gpu_reads(args->a_scale, a / MX_BLOCK),
+        mx_gpu_reads(args->b, b),
+        mx_gpu_reads(args->b_scale, b / MX_BLOCK),
+        mx_gpu_reads(args->offs, args->groups * 4),
+        mx_gpu_writes(args->out, args->groups * args->n * args->k * mx_type_bytes(args->out_type)),
+        mx_gpu_writes(exec->workspace, plan.bytes),
     };
     return check_fits(args->depth, args->depth, args->k, error) ||
-           run_gemm(PREPARE_DEPTH, GEMM_DEPTH + mx_gfx950_choose_depth(args), &copy, &plan, spans, LENGTH(spans), exec,
-                    error);
+           run_gemm(MX_GPU_PREPARE_DEPTH, GEMM_DEPTH + mx_gfx950_choose_depth(args), &copy, &plan, spans,
+                    MX_LENGTH(spans), exec, error);
 }
 
 static int64_t rows_workspace(const struct mx_rows_args *args, const struct mx_exec *) {
@@ -163,70 +147,21 @@ static int64_t depth_workspace(const struct mx_depth_args *args, const struct mx
     return plan_depth(args, nullptr).bytes;
 }
 
-// ------------------------------------------------------------------------------------------- quantize, zero_padding
-
-// Token tiles of the quantizers' contract, spread over two axes of the grid.
-static struct mx_gpu_launch quantize_launch(const struct mx_quantize_args *args) {
-    enum { TILE = MX_GROUP_ALIGN, AXIS = 32768 };
-    const int kernel = !args->col_data ? QUANTIZE_ROWS : args->row_data ? QUANTIZE_BOTH : QUANTIZE_COLS;
-    int64_t tiles = args->batch * mx_gfx950_div_up(args->rows, TILE);
-    if (kernel == QUANTIZE_ROWS)
-        tiles = mx_gfx950_div_up(args->batch * args->rows, TILE);
-    else if (args->offs)
-        tiles = (args->row_data ? mx_padded_tokens(args->rows, args->groups + 1) : args->col_k) / TILE;
-    int64_t y = tiles < AXIS ? tiles : AXIS;
-    return (struct mx_gpu_launch){
-        kernel + args->x_type,
-        MX_GFX950_THREADS,
-        {(uint32_t)mx_gfx950_div_up(args->cols, TILE), (uint32_t)y, (uint32_t)(y ? mx_gfx950_div_up(tiles, y) : 0)},
-    };
-}
-
 static int quantize(const struct mx_quantize_args *args, const struct mx_exec *exec, struct mx_error *error) {
-    struct mx_quantize_args copy = *args;
-    const struct mx_gpu_launch launch = quantize_launch(args);
-    const int64_t row = args->batch * args->rows * args->row_k, col = args->batch * args->cols * args->col_k;
-    const struct mx_gpu_span spans[] = {
-        reads(args->x, args->batch * args->rows * args->cols * type_bytes(args->x_type)),
-        reads(args->offs, args->groups * 4),
-        writes(args->row_data, row),
-        writes(args->row_scale, row / MX_BLOCK),
-        writes(args->col_data, col),
-        writes(args->col_scale, col / MX_BLOCK),
-    };
-    const struct mx_gpu_call call = {&launch, 1, LENGTH(spans), (void *[]){&copy}, spans};
-    return mx_gpu_run(gpu_of(exec), &call, exec, error);
+    return mx_gpu_quantize(gpu_of(exec), args, exec, error);
 }
-
-static int64_t no_workspace(const struct mx_quantize_args *, const struct mx_exec *) { return 0; }
 
 static int zero_padding(const struct mx_padding_args *args, const struct mx_exec *exec, struct mx_error *error) {
-    enum { ROWS_PER_BLOCK = 4, BYTES_PER_BLOCK = 1 << 14, MOST_BLOCKS = 64 };
-    struct mx_padding_args copy = *args;
-    const int64_t blocks = mx_gfx950_div_up(args->depth, BYTES_PER_BLOCK), bytes = args->rows * args->depth;
-    const struct mx_gpu_launch launch = {
-        ZERO_PADDING,
-        MX_GFX950_THREADS,
-        {(uint32_t)mx_gfx950_div_up(args->rows, ROWS_PER_BLOCK),
-         (uint32_t)(blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS), 1},
-    };
-    const struct mx_gpu_span spans[] = {
-        writes(args->data, bytes),
-        writes(args->scale, bytes / MX_BLOCK),
-        reads(args->offs, args->groups * 4),
-    };
-    const struct mx_gpu_call call = {&launch, 1, LENGTH(spans), (void *[]){&copy}, spans};
-    return mx_gpu_run(gpu_of(exec), &call, exec, error);
+    return mx_gpu_zero_padding(gpu_of(exec), args, exec, error);
 }
 
 // ------------------------------------------------------------------------------------------------------------- probe
 
-// What the device does where the kernels rely on it: for mxfp8_moe/selftest.py, which calls it by ctypes. `device` is
-// -1 for the emulator.
+// What the device does where the kernels rely on it, for mxfp8_moe/selftest_gfx950.py, which calls this by ctypes.
+// `device` is -1 for the emulator.
 [[gnu::visibility("default")]] int mxfp8_probe_gfx950(const struct mx_gfx950_probe_args *args, int32_t device,
-                                                      void *stream, struct mx_error *error);
-int mxfp8_probe_gfx950(const struct mx_gfx950_probe_args *args, int32_t device, void *stream, struct mx_error *error) {
-    enum { WAVE = 64 };
+                                                      void *stream, struct mx_error *error) {
+    enum { LANES = 64 };
     struct mx_gfx950_probe_args copy = *args;
     const struct mx_exec exec = {.stream = stream, .device = device};
     const struct mx_gpu_launch launches[] = {
@@ -234,15 +169,21 @@ int mxfp8_probe_gfx950(const struct mx_gfx950_probe_args *args, int32_t device, 
         {PROBE_MEMORY, MX_GFX950_THREADS, {1, 1, 1}},
     };
     const struct mx_gpu_span spans[] = {
-        reads(args->a, WAVE * 32),           reads(args->b, WAVE * 32),           reads(args->a_scale, WAVE * 4),
-        reads(args->b_scale, WAVE * 4),      reads(args->c, WAVE * 16),           writes(args->d, 16 * WAVE * 16),
-        reads(args->offset, WAVE * 4),       reads(args->from, args->size),       writes(args->loaded, WAVE * 16),
-        writes(args->copied, 2 * WAVE * 16), writes(args->loaded_word, WAVE * 4), writes(args->to, args->size),
-        writes(args->to_word, args->size),
+        mx_gpu_reads(args->a, LANES * 32),           mx_gpu_reads(args->b, LANES * 32),
+        mx_gpu_reads(args->a_scale, LANES * 4),      mx_gpu_reads(args->b_scale, LANES * 4),
+        mx_gpu_reads(args->c, LANES * 16),           mx_gpu_writes(args->d, 16 * LANES * 16),
+        mx_gpu_reads(args->offset, LANES * 4),       mx_gpu_reads(args->from, args->size),
+        mx_gpu_writes(args->loaded, LANES * 16),     mx_gpu_writes(args->loaded_word, LANES * 4),
+        mx_gpu_writes(args->copied, 2 * LANES * 16), mx_gpu_writes(args->to, args->size),
+        mx_gpu_writes(args->to_word, args->size),
     };
-    const struct mx_gpu_call call = {launches, LENGTH(launches), LENGTH(spans), (void *[]){&copy}, spans};
-    return mx_gpu_available(gpu_of(&exec), device < 0 ? 0 : device, error) ||
-           mx_gpu_run(gpu_of(&exec), &call, &exec, error);
+    const struct mx_gpu_call call = {.launches = launches,
+                                     .launch_count = MX_LENGTH(launches),
+                                     .parameters = (void *[]){&copy},
+                                     .spans = spans,
+                                     .span_count = MX_LENGTH(spans)};
+    struct mx_gpu *gpu = gpu_of(&exec);
+    return mx_gpu_available(gpu, device < 0 ? 0 : device, error) || mx_gpu_run(gpu, &call, &exec, error);
 }
 
 // ---------------------------------------------------------------------------------------------------------- backends
@@ -253,7 +194,7 @@ static int emulator_available(int32_t, struct mx_error *error) { return mx_gpu_a
 
 #define OPS                                                                                                            \
     .alignment = 16, .quantize = quantize, .gemm_rows = gemm_rows, .gemm_depth = gemm_depth,                           \
-    .zero_padding = zero_padding, .quantize_workspace = no_workspace, .gemm_rows_workspace = rows_workspace,           \
+    .zero_padding = zero_padding, .quantize_workspace = mx_gpu_no_workspace, .gemm_rows_workspace = rows_workspace,    \
     .gemm_depth_workspace = depth_workspace
 
 const struct mx_backend mx_gfx950 = {.name = "gfx950", .place = MX_ON_GPU, .available = available, OPS};

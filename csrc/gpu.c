@@ -23,6 +23,18 @@ struct calls {
     int (*properties)(void *properties, int device);
     const char *(*error_name)(int code);
     const char *(*error_text)(int code);
+    // CUDA
+    int (*device)(int *device, int index);
+    int (*attribute)(int *value, int attribute, int device);
+    int (*retain_context)(void **context, int device);
+    int (*get_context)(void **context);
+    int (*set_context)(void *context);
+    int (*set_attribute)(void *function, int attribute, int value);
+    int (*explain_name)(int code, const char **text);
+    int (*explain_text)(int code, const char **text);
+    int (*encode_map)(void *map, int type, uint32_t rank, const void *base, const uint64_t *sizes,
+                      const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave, int swizzle,
+                      int promotion, int fill);
     // HIP, emulated
     int (*host_register)(const void *data, size_t bytes, unsigned flags);
     int (*host_unregister)(const void *data);
@@ -38,15 +50,19 @@ struct mx_gpu_driver {
         const char *name;
         size_t offset; // in struct calls
     } symbols[16];
-    // The architecture of a device.
-    int (*target)(struct mx_gpu_driver *, int32_t device, char text[32], struct mx_error *);
-    // Makes a device the thread's current one; `previous` is what makes it the one before again.
-    int (*enter)(struct mx_gpu_driver *, int32_t device, int *previous, struct mx_error *);
+    // A device's architecture, and how many multiprocessors (compute units) it has.
+    int (*describe)(struct mx_gpu_driver *, int32_t device, char target[32], int32_t *processors, struct mx_error *);
+    // Makes a device the thread's current one. `previous` is what `leave` needs to bring the one before back.
+    int (*enter)(struct mx_gpu_driver *, int32_t device, void **previous, struct mx_error *);
+    int (*leave)(struct mx_gpu_driver *, void *previous, struct mx_error *);
+    // Lets a kernel have so much dynamic shared memory; null where that needs no asking.
+    int (*allow_shared)(struct mx_gpu_driver *, void *function, int32_t bytes, struct mx_error *);
     void (*explain)(const struct calls *, int code, char *text, size_t size);
     // Found at first use.
     atomic_bool opened;
     struct mx_error open_error;
     struct calls calls;
+    _Atomic(void *) contexts[MX_GPU_DEVICES]; // CUDA
 };
 
 static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
@@ -69,21 +85,33 @@ static int try(const struct mx_gpu_driver *driver, size_t offset, int code, stru
 
 // -------------------------------------------------------------------------------------------------------------- HIP
 
-static int hip_target(struct mx_gpu_driver *driver, int32_t device, char text[32], struct mx_error *error) {
-    // hipDeviceProp_tR0600, of ROCm 6.0 and later (hip_runtime_api.h): 1472 bytes, gcnArchName[256] at 1160.
-    enum { PROPERTIES = 1472, ARCH_NAME = 1160 };
+static int hip_describe(struct mx_gpu_driver *driver, int32_t device, char target[32], int32_t *processors,
+                        struct mx_error *error) {
+    // hipDeviceProp_tR0600, of ROCm 6.0 and later (hip_runtime_api.h): 1472 bytes, int multiProcessorCount at 388,
+    // char gcnArchName[256] at 1160.
+    enum { PROPERTIES = 1472, PROCESSORS = 388, ARCH_NAME = 1160 };
     alignas(8) char properties[PROPERTIES] = "";
     if (TRY(driver, error, properties, properties, device))
         return 1;
     const char *name = properties + ARCH_NAME; // "gfx950:sramecc+:xnack-"
-    snprintf(text, 32, "%.*s", (int)strcspn(name, ":"), name);
+    snprintf(target, 32, "%.*s", (int)strcspn(name, ":"), name);
+    memcpy(processors, properties + PROCESSORS, sizeof *processors);
     return 0;
 }
 
-static int hip_enter(struct mx_gpu_driver *driver, int32_t device, int *previous, struct mx_error *error) {
-    if (TRY(driver, error, get_device, previous))
+static int hip_leave(struct mx_gpu_driver *driver, void *previous, struct mx_error *error) {
+    int current;
+    if (TRY(driver, error, get_device, &current))
         return 1;
-    return *previous == device ? 0 : TRY(driver, error, set_device, device);
+    return current == (int)(intptr_t)previous ? 0 : TRY(driver, error, set_device, (int)(intptr_t)previous);
+}
+
+static int hip_enter(struct mx_gpu_driver *driver, int32_t device, void **previous, struct mx_error *error) {
+    int current;
+    if (TRY(driver, error, get_device, &current))
+        return 1;
+    *previous = (void *)(intptr_t)current;
+    return current == device ? 0 : TRY(driver, error, set_device, device);
 }
 
 static void hip_explain(const struct calls *calls, int code, char *text, size_t size) {
@@ -105,8 +133,9 @@ static void hip_explain(const struct calls *calls, int code, char *text, size_t 
 struct mx_gpu_driver mx_hip = {
     .libraries = {"libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"},
     .symbols = {HIP_SYMBOLS},
-    .target = hip_target,
+    .describe = hip_describe,
     .enter = hip_enter,
+    .leave = hip_leave,
     .explain = hip_explain,
 };
 
@@ -115,10 +144,89 @@ struct mx_gpu_driver mx_hip_emulator = {
     .symbols = {HIP_SYMBOLS, SYMBOL(host_register, hipHostRegister), SYMBOL(host_unregister, hipHostUnregister),
                 SYMBOL(synchronize, hipDeviceSynchronize), SYMBOL(last_error, emu_last_error),
                 SYMBOL(clear_error, emu_clear_error)},
-    .target = hip_target,
+    .describe = hip_describe,
     .enter = hip_enter,
+    .leave = hip_leave,
     .explain = hip_explain,
 };
+
+// ------------------------------------------------------------------------------------------------------------- CUDA
+
+static int cuda_describe(struct mx_gpu_driver *driver, int32_t index, char target[32], int32_t *processors,
+                         struct mx_error *error) {
+    enum { PROCESSORS = 16, MAJOR = 75, MINOR = 76 }; // CU_DEVICE_ATTRIBUTE_*
+    int device, major, minor;
+    if (TRY(driver, error, device, &device, index) || TRY(driver, error, attribute, &major, MAJOR, device) ||
+        TRY(driver, error, attribute, &minor, MINOR, device) ||
+        TRY(driver, error, attribute, processors, PROCESSORS, device))
+        return 1;
+    snprintf(target, 32, "sm_%d%d", major, minor);
+    return 0;
+}
+
+// The primary context, which is the one that torch uses. It is kept for the life of the process, as torch keeps it.
+static int cuda_context(struct mx_gpu_driver *driver, int32_t index, void **context, struct mx_error *error) {
+    *context = atomic_load(&driver->contexts[index]);
+    if (*context)
+        return 0;
+    int device;
+    if (TRY(driver, error, device, &device, index) || TRY(driver, error, retain_context, context, device))
+        return 1;
+    atomic_store(&driver->contexts[index], *context);
+    return 0;
+}
+
+static int cuda_enter(struct mx_gpu_driver *driver, int32_t index, void **previous, struct mx_error *error) {
+    void *context;
+    if (cuda_context(driver, index, &context, error) || TRY(driver, error, get_context, previous))
+        return 1;
+    return *previous == context ? 0 : TRY(driver, error, set_context, context);
+}
+
+static int cuda_leave(struct mx_gpu_driver *driver, void *previous, struct mx_error *error) {
+    void *current;
+    if (TRY(driver, error, get_context, &current))
+        return 1;
+    return current == previous ? 0 : TRY(driver, error, set_context, previous);
+}
+
+static int cuda_allow_shared(struct mx_gpu_driver *driver, void *function, int32_t bytes, struct mx_error *error) {
+    enum { MAX_DYNAMIC_SHARED = 8 }; // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    return bytes ? TRY(driver, error, set_attribute, function, MAX_DYNAMIC_SHARED, bytes) : 0;
+}
+
+static void cuda_explain(const struct calls *calls, int code, char *text, size_t size) {
+    const char *name = "an unknown error", *detail = "";
+    calls->explain_name(code, &name);
+    calls->explain_text(code, &detail);
+    snprintf(text, size, "%s (%s)", name, detail);
+}
+
+struct mx_gpu_driver mx_cuda = {
+    .libraries = {"libcuda.so.1"},
+    .symbols = {SYMBOL(init, cuInit), SYMBOL(load, cuModuleLoadData), SYMBOL(function, cuModuleGetFunction),
+                SYMBOL(launch, cuLaunchKernel), SYMBOL(device, cuDeviceGet), SYMBOL(attribute, cuDeviceGetAttribute),
+                SYMBOL(retain_context, cuDevicePrimaryCtxRetain), SYMBOL(get_context, cuCtxGetCurrent),
+                SYMBOL(set_context, cuCtxSetCurrent), SYMBOL(set_attribute, cuFuncSetAttribute),
+                SYMBOL(explain_name, cuGetErrorName), SYMBOL(explain_text, cuGetErrorString),
+                SYMBOL(encode_map, cuTensorMapEncodeTiled)},
+    .describe = cuda_describe,
+    .enter = cuda_enter,
+    .leave = cuda_leave,
+    .allow_shared = cuda_allow_shared,
+    .explain = cuda_explain,
+};
+
+// A matrix without elements has no map; no kernel asks for it.
+static int encode_map(struct mx_gpu_driver *driver, const struct mx_gpu_map *map, struct mx_error *error) {
+    enum { UINT8 = 0, RANK = 2, NO_INTERLEAVE = 0, SWIZZLE_64B = 2, PROMOTE_128B = 2, ZEROS = 0 }; // CUtensorMap*
+    const uint64_t sizes[RANK] = {(uint64_t)map->row_bytes, (uint64_t)map->rows}, stride = (uint64_t)map->row_bytes;
+    const uint32_t box[RANK] = {map->box_bytes, map->box_rows}, steps[RANK] = {1, 1};
+    if (!map->rows || !map->row_bytes)
+        return 0;
+    return TRY(driver, error, encode_map, map->encoded, UINT8, RANK, map->base, sizes, &stride, box, steps,
+               NO_INTERLEAVE, SWIZZLE_64B, PROMOTE_128B, ZEROS);
+}
 
 // ----------------------------------------------------------------------------------------------------------- opening
 
@@ -170,14 +278,17 @@ static int opened(struct mx_gpu_driver *driver, struct mx_error *error) {
 int mx_gpu_available(struct mx_gpu *gpu, int32_t device, struct mx_error *error) {
     if (device < 0 || device >= MX_GPU_DEVICES)
         return mx_fail(error, "device index %d, expected less than %d", device, MX_GPU_DEVICES);
-    if (atomic_load(&gpu->devices[device].matches))
+    struct mx_gpu_device *state = &gpu->devices[device];
+    if (atomic_load(&state->matches))
         return 0;
     char target[32];
-    if (opened(gpu->driver, error) || gpu->driver->target(gpu->driver, device, target, error))
+    int32_t processors;
+    if (opened(gpu->driver, error) || gpu->driver->describe(gpu->driver, device, target, &processors, error))
         return 1;
     if (strcmp(target, gpu->target) != 0)
         return mx_fail(error, "device %d is %s, expected %s", device, target, gpu->target);
-    atomic_store(&gpu->devices[device].matches, true);
+    state->processors = processors;
+    atomic_store(&state->matches, true);
     return 0;
 }
 
@@ -189,10 +300,14 @@ static int load_modules(struct mx_gpu *gpu, struct mx_gpu_device *device, struct
     for (int i = 0; i < gpu->image_count; i++)
         if (TRY(gpu->driver, error, load, &modules[i], gpu->images[i]))
             return 1;
-    for (int i = 0; i < gpu->kernel_count; i++)
-        if (TRY(gpu->driver, error, function, &device->functions[i], modules[gpu->kernels[i].image],
-                gpu->kernels[i].name))
+    for (int i = 0; i < gpu->kernel_count; i++) {
+        const struct mx_gpu_kernel *kernel = &gpu->kernels[i];
+        void **function = &device->functions[i];
+        if (TRY(gpu->driver, error, function, function, modules[kernel->image], kernel->name))
             return 1;
+        if (gpu->driver->allow_shared && gpu->driver->allow_shared(gpu->driver, *function, kernel->shared, error))
+            return 1;
+    }
     return 0;
 }
 
@@ -225,20 +340,22 @@ static int launch(struct mx_gpu *gpu, const struct mx_gpu_device *device, const 
     if (is_empty(launch))
         return 0;
     return TRY(gpu->driver, error, launch, device->functions[launch->kernel], grid[0], grid[1], grid[2],
-               launch->threads, 1, 1, 0, stream, parameters, nullptr);
+               launch->threads, 1, 1, (unsigned)gpu->kernels[launch->kernel].shared, stream, parameters, nullptr);
 }
 
 static int queue(struct mx_gpu *gpu, const struct mx_gpu_call *call, int32_t index, void *stream,
                  struct mx_error *error) {
     struct mx_gpu_device *device = &gpu->devices[index];
-    int previous, failed;
+    void *previous;
     if (check_grids(call, error) || gpu->driver->enter(gpu->driver, index, &previous, error))
         return 1;
-    failed = loaded(gpu, device, error);
+    int failed = loaded(gpu, device, error);
+    for (int i = 0; !failed && i < call->map_count; i++)
+        failed = encode_map(gpu->driver, &call->maps[i], error);
     for (int i = 0; !failed && i < call->launch_count; i++)
         failed = launch(gpu, device, &call->launches[i], call->parameters, stream, error);
     struct mx_error second;
-    return gpu->driver->enter(gpu->driver, previous, &previous, failed ? &second : error) || failed;
+    return gpu->driver->leave(gpu->driver, previous, failed ? &second : error) || failed;
 }
 
 // Operands may be one tensor twice. A span is opened to kernels by its first mention.
@@ -274,4 +391,79 @@ int mx_gpu_run(struct mx_gpu *gpu, const struct mx_gpu_call *call, const struct 
     int failed = emulate(gpu, call, error);
     pthread_mutex_unlock(&emulating);
     return failed;
+}
+
+// ------------------------------------------------------------------------------------------- quantize, zero_padding
+
+enum { THREADS = 256 }; // of a block
+
+static int64_t div_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
+
+// Token tiles of the quantizers' contract, spread over two axes of the grid.
+static struct mx_gpu_launch quantize_launch(const struct mx_quantize_args *args) {
+    enum { TILE = MX_GROUP_ALIGN, AXIS = 32768 };
+    const int kernel = !args->col_data  ? MX_GPU_QUANTIZE_ROWS
+                       : args->row_data ? MX_GPU_QUANTIZE_BOTH
+                                        : MX_GPU_QUANTIZE_COLS;
+    int64_t tiles = args->batch * div_up(args->rows, TILE);
+    if (kernel == MX_GPU_QUANTIZE_ROWS)
+        tiles = div_up(args->batch * args->rows, TILE);
+    else if (args->offs)
+        tiles = (args->row_data ? mx_padded_tokens(args->rows, args->groups + 1) : args->col_k) / TILE;
+    int64_t y = tiles < AXIS ? tiles : AXIS;
+    return (struct mx_gpu_launch){
+        kernel + args->x_type,
+        THREADS,
+        {(uint32_t)div_up(args->cols, TILE), (uint32_t)y, (uint32_t)(y ? div_up(tiles, y) : 0)},
+    };
+}
+
+int mx_gpu_quantize(struct mx_gpu *gpu, const struct mx_quantize_args *args, const struct mx_exec *exec,
+                    struct mx_error *error) {
+    struct mx_quantize_args copy = *args;
+    const struct mx_gpu_launch launch = quantize_launch(args);
+    const int64_t row = args->batch * args->rows * args->row_k, col = args->batch * args->cols * args->col_k;
+    const struct mx_gpu_span spans[] = {
+        mx_gpu_reads(args->x, args->batch * args->rows * args->cols * mx_type_bytes(args->x_type)),
+        mx_gpu_reads(args->offs, args->groups * 4),
+        mx_gpu_writes(args->row_data, row),
+        mx_gpu_writes(args->row_scale, row / MX_BLOCK),
+        mx_gpu_writes(args->col_data, col),
+        mx_gpu_writes(args->col_scale, col / MX_BLOCK),
+    };
+    const struct mx_gpu_call call = {
+        .launches = &launch,
+        .launch_count = 1,
+        .parameters = (void *[]){&copy},
+        .spans = spans,
+        .span_count = MX_LENGTH(spans),
+    };
+    return mx_gpu_run(gpu, &call, exec, error);
+}
+
+int64_t mx_gpu_no_workspace(const struct mx_quantize_args *, const struct mx_exec *) { return 0; }
+
+int mx_gpu_zero_padding(struct mx_gpu *gpu, const struct mx_padding_args *args, const struct mx_exec *exec,
+                        struct mx_error *error) {
+    enum { ROWS_PER_BLOCK = 4, BYTES_PER_BLOCK = 1 << 14, MOST_BLOCKS = 64 };
+    struct mx_padding_args copy = *args;
+    const int64_t blocks = div_up(args->depth, BYTES_PER_BLOCK), bytes = args->rows * args->depth;
+    const struct mx_gpu_launch launch = {
+        MX_GPU_ZERO_PADDING,
+        THREADS,
+        {(uint32_t)div_up(args->rows, ROWS_PER_BLOCK), (uint32_t)(blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS), 1},
+    };
+    const struct mx_gpu_span spans[] = {
+        mx_gpu_writes(args->data, bytes),
+        mx_gpu_writes(args->scale, bytes / MX_BLOCK),
+        mx_gpu_reads(args->offs, args->groups * 4),
+    };
+    const struct mx_gpu_call call = {
+        .launches = &launch,
+        .launch_count = 1,
+        .parameters = (void *[]){&copy},
+        .spans = spans,
+        .span_count = MX_LENGTH(spans),
+    };
+    return mx_gpu_run(gpu, &call, exec, error);
 }

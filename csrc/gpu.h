@@ -6,25 +6,46 @@
 
 #include "mxfp8.h"
 
+#define MX_LENGTH(array) (int32_t)(sizeof(array) / sizeof *(array))
+
 enum { MX_GPU_DEVICES = 64, MX_GPU_KERNELS = 128 };
 
 struct mx_gpu_kernel {
     const char *name;
-    int32_t image; // index into the images
+    int32_t image;  // index into the images
+    int32_t shared; // bytes of dynamic shared memory
 };
 
+// The kernels that every GPU has. MX_GPU_GEMM is the first of its own, which follow.
+enum mx_gpu_common_kernel {
+    MX_GPU_PREPARE_ROWS,
+    MX_GPU_PREPARE_DEPTH,
+    MX_GPU_QUANTIZE_ROWS, // + enum mx_type, as the next two
+    MX_GPU_QUANTIZE_COLS = MX_GPU_QUANTIZE_ROWS + 2,
+    MX_GPU_QUANTIZE_BOTH = MX_GPU_QUANTIZE_COLS + 2,
+    MX_GPU_ZERO_PADDING = MX_GPU_QUANTIZE_BOTH + 2,
+    MX_GPU_GEMM,
+};
+#define MX_GPU_COMMON_KERNELS(arch, prepare, quantize)                                                                 \
+    {"mx_prepare_rows_" #arch, prepare, 0}, {"mx_prepare_depth_" #arch, prepare, 0},                                   \
+        {"mx_quantize_rows_bf16_" #arch, quantize, 0}, {"mx_quantize_rows_f32_" #arch, quantize, 0},                   \
+        {"mx_quantize_cols_bf16_" #arch, quantize, 0}, {"mx_quantize_cols_f32_" #arch, quantize, 0},                   \
+        {"mx_quantize_both_bf16_" #arch, quantize, 0}, {"mx_quantize_both_f32_" #arch, quantize, 0},                   \
+        {"mx_zero_padding_" #arch, quantize, 0},
+
 struct mx_gpu_driver; // csrc/gpu.c's table of a driver's functions
-extern struct mx_gpu_driver mx_hip, mx_hip_emulator;
+extern struct mx_gpu_driver mx_hip, mx_hip_emulator, mx_cuda;
 
 // One architecture on one driver: its description, then what has been loaded.
 struct mx_gpu {
     const char *target; // the architecture's name, as the driver gives it for a device
     struct mx_gpu_driver *driver;
-    const void *const *images; // code objects (HIP), built into this library
+    const void *const *images; // code objects (HIP) or PTX (CUDA), built into this library
     const struct mx_gpu_kernel *kernels;
     int32_t image_count, kernel_count;
     struct mx_gpu_device {
         atomic_bool matches, loaded;
+        int32_t processors; // multiprocessors, once it matches
         void *functions[MX_GPU_KERNELS];
     } devices[MX_GPU_DEVICES];
 };
@@ -42,17 +63,46 @@ struct mx_gpu_span {
     bool written;
 };
 
+static inline struct mx_gpu_span mx_gpu_reads(const void *data, int64_t bytes) {
+    return (struct mx_gpu_span){data, bytes, false};
+}
+
+static inline struct mx_gpu_span mx_gpu_writes(const void *data, int64_t bytes) {
+    return (struct mx_gpu_span){data, bytes, true};
+}
+
+static inline int64_t mx_type_bytes(int32_t type) { return type == MX_F32 ? 4 : 2; }
+
+// A CUDA tensor map of a matrix of bytes, `row_bytes` apart: boxes of box_rows x box_bytes, swizzled by 64 bytes, zeros
+// outside the matrix. It is a parameter of the kernels; `encoded` is where, 128 bytes, 64-byte aligned.
+struct mx_gpu_map {
+    void *encoded;
+    const void *base;
+    int64_t rows, row_bytes;
+    uint32_t box_rows, box_bytes;
+};
+
 // A whole call: its launches, in order, and what they all get.
 struct mx_gpu_call {
     const struct mx_gpu_launch *launches;
-    int32_t launch_count, span_count;
+    int32_t launch_count;
     void **parameters; // pointers to the kernels' arguments
     const struct mx_gpu_span *spans;
+    int32_t span_count;
+    const struct mx_gpu_map *maps;
+    int32_t map_count;
 };
 
 // 0 when the device has the target's architecture; else nonzero, with the reason.
 int mx_gpu_available(struct mx_gpu *gpu, int32_t device, struct mx_error *error);
 
-// Queues the call's launches on its stream, leaving out those with an empty grid. The first call on a device loads the
-// modules. On the emulator it also waits, so that a kernel's error is this call's.
+// Encodes the call's maps and queues its launches on its stream, leaving out those with an empty grid. The first call
+// on a device loads the modules. On the emulator it also waits, so that a kernel's error is this call's.
 int mx_gpu_run(struct mx_gpu *gpu, const struct mx_gpu_call *call, const struct mx_exec *exec, struct mx_error *error);
+
+// The ops whose launches are the same on every GPU. Their kernels need no workspace.
+int mx_gpu_quantize(struct mx_gpu *gpu, const struct mx_quantize_args *args, const struct mx_exec *exec,
+                    struct mx_error *error);
+int mx_gpu_zero_padding(struct mx_gpu *gpu, const struct mx_padding_args *args, const struct mx_exec *exec,
+                        struct mx_error *error);
+int64_t mx_gpu_no_workspace(const struct mx_quantize_args *args, const struct mx_exec *exec);

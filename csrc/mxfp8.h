@@ -51,7 +51,7 @@ struct mx_backend {
 #define MX_DECLARE_CPU_BACKEND(level) extern const struct mx_backend mx_cpu_##level;
 MX_CPU_LEVELS(MX_DECLARE_CPU_BACKEND)
 #undef MX_DECLARE_CPU_BACKEND
-extern const struct mx_backend mx_gfx950, mx_gfx950_emulator;
+extern const struct mx_backend mx_gfx950, mx_gfx950_emulator, mx_sm90;
 
 // All backends of this build, best first; the count goes to *count. Exported for the inspection module.
 [[gnu::visibility("default")]] const struct mx_backend *const *mx_backends(int *count);

@@ -1,0 +1,123 @@
+// sm_90 (H100, H200) behind CUDA's driver API: which kernels an op launches, with which grids.
+#include "../kernels/sm90.h"
+
+#include "gpu.h"
+
+enum image { GEMM, PREPARE, QUANTIZE };
+
+// PTX is text that ends at a zero.
+static const unsigned char gemm_image[] = {
+#embed "gemm_sm90.ptx" suffix(, 0)
+};
+static const unsigned char prepare_image[] = {
+#embed "prepare_sm90.ptx" suffix(, 0)
+};
+static const unsigned char quantize_image[] = {
+#embed "quantize_sm90.ptx" suffix(, 0)
+};
+
+static const void *const images[] = {[GEMM] = gemm_image, [PREPARE] = prepare_image, [QUANTIZE] = quantize_image};
+
+enum kernel {
+    GEMM_DEPTH = MX_GPU_GEMM,
+    GEMM_ROWS,
+    GEMM_ROWS_SWAPPED,
+    KERNELS,
+};
+
+#define KERNEL(name, ...) {#name, GEMM, MX_SM90_SHARED_BYTES},
+static const struct mx_gpu_kernel kernels[KERNELS] = {
+    MX_GPU_COMMON_KERNELS(sm90, PREPARE, QUANTIZE) // clang-format off
+    {"mx_gemm_depth_sm90", GEMM, MX_SM90_SHARED_BYTES},
+    MX_SM90_ROWS_KERNELS(KERNEL) // clang-format on
+};
+#undef KERNEL
+
+static struct mx_gpu cuda = {
+    .target = "sm_90",
+    .driver = &mx_cuda,
+    .images = images,
+    .kernels = kernels,
+    .image_count = MX_LENGTH(images),
+    .kernel_count = KERNELS,
+};
+
+// ------------------------------------------------------------------------------------------------------------- GEMMs
+
+static struct mx_sm90_plan plan_rows(const struct mx_rows_args *args, const struct mx_exec *exec) {
+    return mx_sm90_plan_rows(args, exec->workspace, mx_sm90_choose_swapped(args),
+                             cuda.devices[exec->device].processors);
+}
+
+static struct mx_sm90_plan plan_depth(const struct mx_depth_args *args, const struct mx_exec *exec) {
+    return mx_sm90_plan_depth(args, exec->workspace, cuda.devices[exec->device].processors);
+}
+
+static struct mx_gpu_map map_of(const struct mx_sm90_map *map, uint8_t *encoded) {
+    enum { BOX_BYTES = 64 };
+    return (struct mx_gpu_map){encoded, map->base, map->rows, map->row_bytes, (uint32_t)map->box_rows, BOX_BYTES};
+}
+
+static int run_gemm(int prepare, int kernel, void *args, struct mx_sm90_plan *plan, const struct mx_exec *exec,
+                    struct mx_error *error) {
+    struct mx_sm90_maps encoded = {};
+    const struct mx_gpu_map maps[] = {map_of(&plan->p_map, encoded.p), map_of(&plan->q_map, encoded.q)};
+    const struct mx_gpu_launch launches[] = {
+        {prepare, MX_SM90_PREPARE_THREADS, {(uint32_t)plan->prepare_blocks, 1, 1}},
+        {kernel, MX_SM90_THREADS, {(uint32_t)plan->blocks, 1, 1}},
+    };
+    const struct mx_gpu_call call = {
+        .launches = launches,
+        .launch_count = MX_LENGTH(launches),
+        .parameters = (void *[]){args, plan, &encoded},
+        .maps = maps,
+        .map_count = MX_LENGTH(maps),
+    };
+    return plan->blocks ? mx_gpu_run(&cuda, &call, exec, error) : 0;
+}
+
+static int gemm_rows(const struct mx_rows_args *args, const struct mx_exec *exec, struct mx_error *error) {
+    struct mx_rows_args copy = *args;
+    struct mx_sm90_plan plan = plan_rows(args, exec);
+    return run_gemm(MX_GPU_PREPARE_ROWS, GEMM_ROWS + plan.swapped, &copy, &plan, exec, error);
+}
+
+static int gemm_depth(const struct mx_depth_args *args, const struct mx_exec *exec, struct mx_error *error) {
+    struct mx_depth_args copy = *args;
+    struct mx_sm90_plan plan = plan_depth(args, exec);
+    return run_gemm(MX_GPU_PREPARE_DEPTH, GEMM_DEPTH, &copy, &plan, exec, error);
+}
+
+static int64_t rows_workspace(const struct mx_rows_args *args, const struct mx_exec *exec) {
+    return plan_rows(args, exec).bytes;
+}
+
+static int64_t depth_workspace(const struct mx_depth_args *args, const struct mx_exec *exec) {
+    return plan_depth(args, exec).bytes;
+}
+
+// ----------------------------------------------------------------------------------------------------------- backend
+
+static int quantize(const struct mx_quantize_args *args, const struct mx_exec *exec, struct mx_error *error) {
+    return mx_gpu_quantize(&cuda, args, exec, error);
+}
+
+static int zero_padding(const struct mx_padding_args *args, const struct mx_exec *exec, struct mx_error *error) {
+    return mx_gpu_zero_padding(&cuda, args, exec, error);
+}
+
+static int available(int32_t device, struct mx_error *error) { return mx_gpu_available(&cuda, device, error); }
+
+const struct mx_backend mx_sm90 = {
+    .name = "sm_90",
+    .place = MX_ON_GPU,
+    .alignment = 16,
+    .available = available,
+    .quantize = quantize,
+    .gemm_rows = gemm_rows,
+    .gemm_depth = gemm_depth,
+    .zero_padding = zero_padding,
+    .quantize_workspace = mx_gpu_no_workspace,
+    .gemm_rows_workspace = rows_workspace,
+    .gemm_depth_workspace = depth_workspace,
+};

@@ -1,0 +1,163 @@
+// Device side of sm_90: address spaces and thin wrappers over PTX (PTX ISA 8.8, target sm_90a). No device library.
+#pragma once
+#include "sm90.h"
+
+#define SHARED __attribute__((address_space(3)))
+#define INLINE static inline __attribute__((always_inline))
+#define KERNEL __attribute__((device_kernel)) void
+// Threads of a block, at the start of a kernel. The build moves it to the PTX directive, for which C has no attribute.
+#define LAUNCH_BOUNDS(threads) asm volatile("// .maxntid %0, 1, 1" ::"n"(threads))
+#define UNROLL _Pragma("clang loop unroll(full)")
+#define ROLLED _Pragma("clang loop unroll(disable)")
+
+typedef uint32_t u32x4 __attribute__((ext_vector_type(4)));
+typedef float f32x2 __attribute__((ext_vector_type(2)));
+typedef float f32x4 __attribute__((ext_vector_type(4)));
+
+INLINE uint32_t thread_id(void) { return __nvvm_read_ptx_sreg_tid_x(); }
+INLINE uint32_t block_id(void) { return __nvvm_read_ptx_sreg_ctaid_x(); }
+INLINE uint32_t grid_size(void) { return __nvvm_read_ptx_sreg_nctaid_x(); }
+INLINE void sync_block(void) { asm volatile("barrier.cta.sync.aligned 0;" ::: "memory"); }
+INLINE void sync_warp(void) { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
+
+// Makes a value one that the compiler knows nothing of.
+#define HIDE(x) asm volatile("" : "+r"(x))
+#define HIDE64(x) asm volatile("" : "+l"(x))
+
+INLINE uint32_t any_of_warp(uint32_t x) {
+    uint32_t any;
+    asm volatile("{.reg .pred in, out;\nsetp.ne.b32 in, %1, 0;\nvote.sync.any.pred out, in, 0xffffffff;\n"
+                 "selp.b32 %0, 1, 0, out;}"
+                 : "=r"(any)
+                 : "r"(x));
+    return any;
+}
+INLINE uint32_t all_of_warp(uint32_t x) { return !any_of_warp(!x); }
+// An 8 x 8 matrix of 16-bit elements, two a lane, row by row; transposed.
+INLINE uint32_t transpose_8x8(uint32_t x) {
+    uint32_t y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+INLINE uint32_t shared_address(const SHARED void *p) { return (uint32_t)(uintptr_t)p; }
+
+// Global memory that no one writes during the kernel.
+INLINE uint32_t load_constant(const void *p) {
+    uint32_t x;
+    asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(x) : "l"(p));
+    return x;
+}
+INLINE uint32_t load_constant_if(int condition, const void *p) {
+    uint32_t x;
+    asm volatile("{.reg .pred go;\nsetp.ne.b32 go, %2, 0;\nmov.b32 %0, 0;\n@go ld.global.nc.b32 %0, [%1];}"
+                 : "=r"(x)
+                 : "l"(p), "r"(condition));
+    return x;
+}
+INLINE u32x4 load_constant4(const void *p) {
+    u32x4 x;
+    asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p));
+    return x;
+}
+
+INLINE uint32_t load_shared(uint32_t at) {
+    uint32_t x;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(at));
+    return x;
+}
+INLINE uint32_t load_shared_byte(uint32_t at) {
+    uint32_t x;
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(at));
+    return x;
+}
+INLINE float load_shared_float(uint32_t at) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at));
+    return x;
+}
+INLINE f32x2 load_shared_float2(uint32_t at) {
+    f32x2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at));
+    return x;
+}
+INLINE uint32_t load_shared_half(uint32_t at) {
+    uint32_t x;
+    asm volatile("{.reg .b16 t;\nld.shared.u16 t, [%1];\ncvt.u32.u16 %0, t;}" : "=r"(x) : "r"(at));
+    return x;
+}
+#define LOAD_SHARED4(to, at)                                                                                           \
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"                                                            \
+                 : "=r"((to)[0]), "=r"((to)[1]), "=r"((to)[2]), "=r"((to)[3])                                          \
+                 : "r"(at))
+INLINE void store_shared(uint32_t at, uint32_t x) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
+}
+INLINE void store_shared4(uint32_t at, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+
+// mbarriers, by shared address. A phase ends when `count` arrivals and the expected bytes are in.
+INLINE void barrier_init(uint32_t barrier, uint32_t count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+INLINE void barrier_expect(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+INLINE void barrier_arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+INLINE void barrier_wait(uint32_t barrier, uint32_t parity) {
+    asm volatile("{.reg .pred done;\nagain_%=:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again_%=;}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+// Makes initialized barriers visible to the copy engine.
+INLINE void fence_barrier_init(void) { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+// Orders this thread's shared stores before what the matrix unit reads later.
+INLINE void fence_shared_async(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Copies a box from (column x, row y) of a tensor map's matrix to shared memory; its bytes count on the barrier.
+INLINE void copy_box(uint32_t to, uint64_t map, uint32_t barrier, int32_t x, int32_t y) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4}], [%2];" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(x), "r"(y)
+                 : "memory");
+}
+
+// The generic address of a kernel's parameter; one that is a 64-byte aligned tensor map may be given to copy_box.
+#define PARAMETER_ADDRESS(to, kernel, index)                                                                           \
+    asm("{.reg .b64 t;\nmov.b64 t, " #kernel "_param_" #index ";\ncvta.param.u64 %0, t;}" : "=l"(to))
+
+#define SET_REGISTERS_DOWN(n) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(n))
+#define SET_REGISTERS_UP(n) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n))
+
+// 2^(exponent - 127) for exponents 1 .. 254.
+INLINE float power_of_two(int32_t exponent) { return __builtin_bit_cast(float, exponent << 23); }
+
+// x * 2^exponent for any exponent in -600 .. 600, rounded once where x is at least 2^-60 or so, or zero.
+INLINE float scale_float(float x, int32_t exponent) {
+    exponent = exponent < -252 ? -252 : exponent > 252 ? 252 : exponent;
+    const int32_t half = exponent >> 1;
+    return x * power_of_two(half + 127) * power_of_two(exponent - half + 127);
+}
+
+INLINE uint32_t pack_bf16(float low, float high) {
+    uint32_t packed;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+INLINE uint16_t round_bf16(float x) { return (uint16_t)pack_bf16(x, 0); }
+
+// Four E4M3 codes, exactly: two pairs of float16.
+INLINE void decode_e4m3(uint32_t codes, uint32_t *low, uint32_t *high) {
+    asm("{.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.rn.f16x2.e4m3x2 %0, l;\ncvt.rn.f16x2.e4m3x2 %1, h;}"
+        : "=r"(*low), "=r"(*high)
+        : "r"(codes));
+}
+INLINE uint32_t multiply_f16x2(uint32_t a, uint32_t b) {
+    uint32_t product;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+    return product;
+}
