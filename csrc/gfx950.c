@@ -161,7 +161,7 @@ static int zero_padding(const struct mx_padding_args *args, const struct mx_exec
 // `device` is -1 for the emulator.
 [[gnu::visibility("default")]] int mxfp8_probe_gfx950(const struct mx_gfx950_probe_args *args, int32_t device,
                                                       void *stream, struct mx_error *error) {
-    enum { LANES = 64 };
+    const int64_t lanes = 64;
     struct mx_gfx950_probe_args copy = *args;
     const struct mx_exec exec = {.stream = stream, .device = device};
     const struct mx_gpu_launch launches[] = {
@@ -169,12 +169,12 @@ static int zero_padding(const struct mx_padding_args *args, const struct mx_exec
         {PROBE_MEMORY, MX_GFX950_THREADS, {1, 1, 1}},
     };
     const struct mx_gpu_span spans[] = {
-        mx_gpu_reads(args->a, LANES * 32),           mx_gpu_reads(args->b, LANES * 32),
-        mx_gpu_reads(args->a_scale, LANES * 4),      mx_gpu_reads(args->b_scale, LANES * 4),
-        mx_gpu_reads(args->c, LANES * 16),           mx_gpu_writes(args->d, 16 * LANES * 16),
-        mx_gpu_reads(args->offset, LANES * 4),       mx_gpu_reads(args->from, args->size),
-        mx_gpu_writes(args->loaded, LANES * 16),     mx_gpu_writes(args->loaded_word, LANES * 4),
-        mx_gpu_writes(args->copied, 2 * LANES * 16), mx_gpu_writes(args->to, args->size),
+        mx_gpu_reads(args->a, lanes * 32),           mx_gpu_reads(args->b, lanes * 32),
+        mx_gpu_reads(args->a_scale, lanes * 4),      mx_gpu_reads(args->b_scale, lanes * 4),
+        mx_gpu_reads(args->c, lanes * 16),           mx_gpu_writes(args->d, 16 * lanes * 16),
+        mx_gpu_reads(args->offset, lanes * 4),       mx_gpu_reads(args->from, args->size),
+        mx_gpu_writes(args->loaded, lanes * 16),     mx_gpu_writes(args->loaded_word, lanes * 4),
+        mx_gpu_writes(args->copied, 2 * lanes * 16), mx_gpu_writes(args->to, args->size),
         mx_gpu_writes(args->to_word, args->size),
     };
     const struct mx_gpu_call call = {.launches = launches,

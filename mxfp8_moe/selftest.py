@@ -263,7 +263,7 @@ def check_graph(device: torch.device) -> str:
         step.run()
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.device(device), torch.cuda.graph(graph):
         captured = step.run()
     for lengths in (LENGTHS, OTHER_LENGTHS, [0, 0, 0, 0]):
         for s in (step, fresh):

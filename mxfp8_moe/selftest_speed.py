@@ -201,6 +201,8 @@ def report(device: torch.device) -> None:
     on_gpu = device.type == "cuda"
     print(f"Benchmark on {torch.cuda.get_device_name(device) if on_gpu else 'the CPU'}: medians of {TURNS} turns.")
     print("ratio: time of torch._grouped_mm in bf16 over ours; for quantize_both, of a copy of as many bytes")
+    if on_gpu:
+        print("MHz, W: medians while both ran")
     with Chip(device) as chip:
         for shape, skewed in itertools.product(SHAPES if on_gpu else CPU_SHAPES, (False, True)):
             sizes = f"N {shape.n} K {shape.k} E {shape.experts} M {shape.tokens}"
