@@ -14,7 +14,7 @@ ASAN_CC := clang-22
 ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -shared-libsan -fno-omit-frame-pointer -g
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-gfx950 selftest demo bench asan lint format wheel clean
+.PHONY: help build test test-gfx950 selftest demo bench report asan lint format wheel clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ demo: build ## train a small mixture-of-experts language model with and without 
 
 bench: build ## compare speed and memory with torch, interleaved in one process (ARGS="--help")
 	$(BIN)/python -m benchmarks.bench $(ARGS)
+
+report: build build/emu/libmxfp8_emu.so ## what can be said of the gfx950 kernels' speed without the chip (ARGS="--no-counts")
+	$(BIN)/python -m benchmarks.gfx950_report $(ARGS)
 
 asan: build ## run the test-suite on a build with AddressSanitizer and UndefinedBehaviorSanitizer
 	@command -v $(ASAN_CC) >/dev/null || $(call apt_install,$(ASAN_CC) libclang-rt-22-dev g++)

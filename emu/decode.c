@@ -592,7 +592,7 @@ static void decode_flat(struct decoder *d) {
         i->saddr = (struct emu_operand){.dwords = wide ? 2 : 1, .type = 'b'};
         scalar_register(d, &i->saddr, saddr);
     }
-    if (s.ndst)
+    if (s.ndst && (!(i->op->flags & OPF_ATOMIC) || i->sc0))
         add_dst(d, &s, bits(hi, 31, 24), acc);
     if (wide)
         vector_field(d, bits(hi, 7, 0), 'b', saddr == 0x7f ? 2 : 1, false);

@@ -6,7 +6,7 @@
  * - elf.c: code object to struct emu_module and emu_kernel
  * - memory.c: live device allocations
  * - exec_scalar.c, exec_vector.c, exec_mfma.c, exec_memory.c: semantics
- * - check.c: wait states, registers in flight, LDS races
+ * - check.c: wait states, registers in flight, LDS races; race.c: races through global memory
  * - machine.c: waves, counters, scheduling of one launch
  * - hip.c: libamdhip64's names over all of it, options, controls for tests
  *
@@ -49,6 +49,7 @@ bool emu_fail(struct emu_error *e, enum emu_code code, const char *fmt, ...) __a
 
 /* ---- options (environment MXFP8_EMU_<NAME>, or emu_set_option) ---- */
 enum emu_oob : int { EMU_OOB_STOP, EMU_OOB_ZERO };
+enum emu_fill : int { EMU_FILL_ZERO, EMU_FILL_KEEP };
 enum emu_range : int { EMU_RANGE_RJ, EMU_RANGE_ISA };
 enum emu_saddr : int { EMU_SADDR_ZEXT, EMU_SADDR_SEXT };
 enum emu_edge : int { EMU_EDGE_ROUND, EMU_EDGE_OVERFLOW };
@@ -59,7 +60,9 @@ enum emu_landing : int { EMU_LAND_SEED, EMU_LAND_EARLY, EMU_LAND_LATE };
 struct emu_options {
     uint64_t seed;
     bool strict;                /* all checks of check.c; results in flight land by seed */
+    bool races;                 /* with strict: the checks of race.c */
     enum emu_oob oob;           /* buffer access past num_records: stop, or zero/drop as the hardware does */
+    enum emu_fill fill;         /* LDS copy of what is past num_records: writes zeros to LDS, or nothing */
     enum emu_range range;       /* which reading of the buffer range check is executed */
     enum emu_saddr saddr;       /* GLOBAL with SGPR base: 32-bit offset zero- or sign-extended */
     enum emu_edge edge;         /* fp8 conversion of 448 < |x| < 464: rounds down, or overflows */
@@ -181,6 +184,7 @@ enum emu_flag : uint32_t {
     OPF_D16 = 1024, /* loads half a register, keeps the other half */
     OPF_VOP3B = 2048,
     OPF_OPSEL = 4096, /* op_sel picks a half of a 32-bit source */
+    OPF_ATOMIC = 8192,
 };
 
 struct emu_op {
@@ -277,7 +281,7 @@ enum emu_counter {
 };
 
 /* ---- a running wave ---- */
-enum emu_pkind : uint8_t { P_LOAD, P_STORE, P_DMA, P_DSREAD, P_DSWRITE, P_DSLANE, P_SMEM, P_CLOCK, P_FLAT };
+enum emu_pkind : uint8_t { P_LOAD, P_STORE, P_DMA, P_DSREAD, P_DSWRITE, P_DSLANE, P_SMEM, P_CLOCK, P_FLAT, P_ATOMIC };
 struct emu_pend {
     const struct emu_inst *i;
     enum emu_pkind kind;
@@ -350,6 +354,8 @@ struct emu_block {
     uint32_t epoch;
     uint8_t *lds;
     uint32_t lds_bytes;
+    bool lds_started;
+    uint64_t lds_seed;
     struct emu_shadow *shadow;
     struct emu_wave *waves[EMU_WAVES_MAX];
     uint64_t rng;
@@ -365,7 +371,8 @@ struct emu_launch {
     const uint8_t *kernarg;
     struct emu_error error;
     uint64_t counters[CNT_COUNT];
-    struct emu_stat *stats; /* one per instruction of k, zeroed by the caller */
+    struct emu_stat *stats;  /* one per instruction of k, zeroed by the caller */
+    struct emu_races *races; /* null: not checked */
 };
 /* runs the launch to its end; false with l->error set when it stopped */
 bool emu_run(struct emu_launch *l);
@@ -374,13 +381,14 @@ bool emu_run(struct emu_launch *l);
 static inline uint64_t emu_exec(const struct emu_wave *w) {
     return w->s[EMU_EXEC] | (uint64_t)w->s[EMU_EXEC + 1] << 32;
 }
-static inline uint64_t emu_rand(uint64_t *state) /* splitmix64 */
-{
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+static const uint64_t emu_golden = 0x9e3779b97f4a7c15u;
+static inline uint64_t emu_mix(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
 }
+static inline uint64_t emu_rand(uint64_t *state) { return emu_mix(*state += emu_golden); } /* splitmix64 */
+void emu_lds_start(struct emu_block *b);                                                   /* machine.c */
 bool emu_strict(const struct emu_wave *w);
 /* stops the block: fills its error with kernel, pc, instruction, wave, lane and fmt. lane < 0: whole wave. false. */
 bool emu_stop(struct emu_wave *w, int lane, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
@@ -412,5 +420,12 @@ bool emu_lds_issue(struct emu_wave *w, enum emu_lds_kind kind, uint32_t addr, un
 void emu_lds_retire(struct emu_wave *w, enum emu_lds_kind kind, uint32_t addr, unsigned bytes);
 void emu_lds_remark(struct emu_wave *w); /* at a barrier: what is in flight stays unordered */
 int emu_mfma_passes(const struct emu_inst *i);
+/* race.c */
+struct emu_races;
+struct emu_races *emu_races_new(void); /* of one launch */
+void emu_races_free(struct emu_races *r);
+bool emu_race_scalar(struct emu_wave *w, uint64_t addr, size_t bytes); /* a load */
+bool emu_race_lanes(struct emu_wave *w, const struct emu_pend *p);     /* loads or stores, at issue */
+void emu_race_barrier(struct emu_wave *w); /* stores in flight at a barrier are not ordered by it */
 
 #endif

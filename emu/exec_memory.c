@@ -140,6 +140,8 @@ static bool check_lds(struct emu_wave *w, int lane, uint64_t addr, unsigned byte
     if (addr + bytes > w->b->lds_bytes)
         return emu_stop(w, lane, "%s of %u bytes at LDS address 0x%llx: past the workgroup's %u bytes", what, bytes,
                         (unsigned long long)addr, w->b->lds_bytes);
+    if (!w->b->lds_started)
+        emu_lds_start(w->b);
     unsigned align = bytes < 4 ? bytes : 4;
     if (emu_strict(w) && addr % align)
         return emu_stop(w, lane, "%s of %u bytes at LDS address 0x%llx: not aligned to %u", what, bytes,
@@ -194,6 +196,59 @@ static void land_transposed(struct emu_wave *w, const struct emu_pend *p) {
     }
 }
 
+static float bf16(uint32_t half) { return __builtin_bit_cast(float, half << 16); }
+
+/* what an atomic leaves in memory where `old` was; data: its operand, after which cmpswap has what it compares with */
+static uint64_t atomic_result(const struct emu_inst *i, uint64_t old, const uint32_t *data) {
+    uint32_t a = (uint32_t)old, b = data[0];
+    uint64_t wide = b | (uint64_t)data[1] << 32;
+    switch (i->op->opcode) {
+    case 64:
+        return b;
+    case 65:
+        return a == data[1] ? b : a;
+    case 66:
+        return a + b;
+    case 67:
+        return a - b;
+    case 68:
+        return (int32_t)a < (int32_t)b ? a : b;
+    case 69:
+        return a < b ? a : b;
+    case 70:
+        return (int32_t)a > (int32_t)b ? a : b;
+    case 71:
+        return a > b ? a : b;
+    case 72:
+        return a & b;
+    case 73:
+        return a | b;
+    case 74:
+        return a ^ b;
+    case 77:
+        return __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, a) + __builtin_bit_cast(float, b));
+    case 79:
+        return __builtin_bit_cast(uint64_t, __builtin_bit_cast(double, old) + __builtin_bit_cast(double, wide));
+    case 82:
+        return emu_f32_to_bf16(bf16(a & 0xffff) + bf16(b & 0xffff)) |
+               (uint32_t)emu_f32_to_bf16(bf16(a >> 16) + bf16(b >> 16)) << 16;
+    default:
+        return old + wide;
+    }
+}
+
+static void land_atomic(struct emu_wave *w, const struct emu_pend *p, unsigned l) {
+    static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
+    uint64_t old = 0;
+    pthread_mutex_lock(&one_at_a_time);
+    memcpy(&old, (const void *)p->addr[l], p->bytes);
+    uint64_t now = atomic_result(p->i, old, p->data[l]);
+    memcpy((void *)p->addr[l], &now, p->bytes);
+    pthread_mutex_unlock(&one_at_a_time);
+    if (p->i->ndst)
+        set_register(w, p, l, 0, (const uint8_t *)&old);
+}
+
 static void land_lane(struct emu_wave *w, const struct emu_pend *p, unsigned l) {
     uint8_t bytes[16];
     size_t part = p->bytes < 4 ? p->bytes : 4;
@@ -207,9 +262,14 @@ static void land_lane(struct emu_wave *w, const struct emu_pend *p, unsigned l) 
             if (p->in_range[l] >> dw & 1)
                 memcpy((void *)(p->addr[l] + dw * part), (const uint8_t *)p->data[l] + dw * part, part);
         break;
+    case P_ATOMIC:
+        land_atomic(w, p, l);
+        break;
     case P_DMA:
         fetch_lane(p, l, bytes);
-        memcpy(w->b->lds + p->dma + (size_t)(l * dma_step(p)), bytes, p->bytes);
+        for (size_t dw = 0; dw * part < p->bytes; dw++)
+            if (p->in_range[l] >> dw & 1 || w->b->l->opt.fill == EMU_FILL_ZERO)
+                memcpy(w->b->lds + p->dma + l * dma_step(p) + dw * part, bytes + dw * part, part);
         break;
     case P_DSREAD:
         set_register(w, p, l, 0, w->b->lds + p->addr[l]);
@@ -257,7 +317,7 @@ RUN(smem) {
     uint64_t offset = i->soffset.file ? emu_scalar(w, &i->soffset) & ~3ull : 0;
     uint64_t addr = (emu_scalar(w, &i->saddr) & ~3ull) + offset + (uint64_t)(int64_t)(i->offset & ~3);
     count(w, CNT_SMEM_BYTES, 4ull * dwords);
-    if (!check_memory(w, -1, addr, 4ull * dwords, false))
+    if (!check_memory(w, -1, addr, 4ull * dwords, false) || !emu_race_scalar(w, addr, 4ull * dwords))
         return false;
     struct emu_pend *p = push(w, &w->sm, i, P_SMEM);
     p->addr[0] = addr;
@@ -512,6 +572,9 @@ static bool global_addresses(struct emu_wave *w, struct emu_pend *p) {
         }
         p->addr[l] = base + v + (uint64_t)(int64_t)i->offset;
         p->in_range[l] = 15;
+        if (p->kind == P_ATOMIC && p->addr[l] % p->bytes)
+            return emu_stop(w, (int)l, "atomic of %u bytes at 0x%llx: not aligned", p->bytes,
+                            (unsigned long long)p->addr[l]);
     }
     return true;
 }
@@ -582,7 +645,7 @@ static bool vmem(struct emu_wave *w, struct emu_pend *p, bool write) {
     bool ok = i->op->enc == ENC_MUBUF     ? buffer_addresses(w, p)
               : i->op->enc == ENC_SCRATCH ? scratch_addresses(w, p)
                                           : global_addresses(w, p);
-    if (!ok || (i->op->enc != ENC_SCRATCH && !check_lanes(w, p, write)))
+    if (!ok || (i->op->enc != ENC_SCRATCH && (!check_lanes(w, p, write) || !emu_race_lanes(w, p))))
         return false;
     if (p->kind == P_DMA && !dma_target(w, p))
         return false;
@@ -602,6 +665,16 @@ RUN(vmem_load) {
     struct emu_pend *p = push(w, &w->vm, i, i->lds ? P_DMA : P_LOAD);
     p->bytes = (uint8_t)abs(i->op->arg);
     return vmem(w, p, false);
+}
+
+RUN(vmem_atomic) {
+    struct emu_pend *p = push(w, &w->vm, i, P_ATOMIC);
+    p->bytes = (uint8_t)i->op->arg;
+    const struct emu_operand *data = &i->src[i->nsrc - 1];
+    for (unsigned l = 0; l < EMU_LANES; l++)
+        for (unsigned dw = 0; dw < data->dwords; dw++)
+            p->data[l][dw] = w->v[data->reg + dw][l];
+    return vmem(w, p, true);
 }
 
 RUN(vmem_store) {

@@ -180,12 +180,17 @@ void emu_v_sub_u32(struct emu_vctx *);
 void emu_v_subrev_u32(struct emu_vctx *);
 void emu_v_add_i32(struct emu_vctx *);
 void emu_v_sub_i32(struct emu_vctx *);
+void emu_v_pk_add_u16(struct emu_vctx *);
+void emu_v_pk_sub_u16(struct emu_vctx *);
+void emu_v_pk_add_i16(struct emu_vctx *);
+void emu_v_pk_sub_i16(struct emu_vctx *);
 
 static bool clamp_known(const struct emu_inst *i) {
     emu_lane_fn *f = i->op->v;
     bool is_float = (i->dst[0].type == 'f' && i->dst[0].dwords == 1) || i->dst[0].type == 'q';
     return is_float || f == emu_v_add_u32 || f == emu_v_sub_u32 || f == emu_v_subrev_u32 || f == emu_v_add_i32 ||
-           f == emu_v_sub_i32;
+           f == emu_v_sub_i32 || f == emu_v_pk_add_u16 || f == emu_v_pk_sub_u16 || f == emu_v_pk_add_i16 ||
+           f == emu_v_pk_sub_i16;
 }
 
 bool emu_exec_valu(struct emu_wave *w, const struct emu_inst *i) {
@@ -471,8 +476,11 @@ static uint16_t half_of(const struct emu_vctx *c, unsigned n, unsigned l, bool h
             D[l] = r[0] | r[1] << 16;                                                                                  \
         }                                                                                                              \
     }
-PACKED(pk_add_u16, a + b)
-PACKED(pk_sub_u16, a - b)
+static uint32_t sat_i16(int32_t x) { return (uint16_t)(x > 32767 ? 32767 : x < -32768 ? -32768 : x); }
+PACKED(pk_add_u16, c->i->clamp ? MIN(a + b, 0xffff) : a + b)
+PACKED(pk_sub_u16, c->i->clamp ? MAX(a - b, 0) : a - b)
+PACKED(pk_add_i16, c->i->clamp ? sat_i16((int16_t)a + (int16_t)b) : (uint32_t)(a + b))
+PACKED(pk_sub_i16, c->i->clamp ? sat_i16((int16_t)a - (int16_t)b) : (uint32_t)(a - b))
 PACKED(pk_mul_lo_u16, (uint32_t)a *b)
 PACKED(pk_lshlrev_b16, b << (a & 15))
 PACKED(pk_lshrrev_b16, b >> (a & 15))
@@ -482,7 +490,6 @@ PACKED(pk_min_i16, MIN((int16_t)a, (int16_t)b))
 PACKED(pk_max_u16, MAX(a, b))
 PACKED(pk_min_u16, MIN(a, b))
 OP(cvt_pk_u16_u32) { LANES D[l] = MIN(U0[l], 0xffffu) | MIN(U1[l], 0xffffu) << 16; }
-static uint32_t sat_i16(int32_t x) { return (uint16_t)(x > 32767 ? 32767 : x < -32768 ? -32768 : x); }
 OP(cvt_pk_i16_i32) { LANES D[l] = sat_i16(I0[l]) | sat_i16(I1[l]) << 16; }
 OP(pack_b32_f16) { LANES D[l] = W0 | (uint32_t)W1 << 16; }
 

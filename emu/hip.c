@@ -102,7 +102,8 @@ struct allocation {
 };
 
 static pthread_mutex_t big_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct emu_options options = {.strict = true, .conflict_stop = true, .threads = 2, .blocks_per_thread = 2};
+static struct emu_options options = {
+    .strict = true, .races = true, .conflict_stop = true, .threads = 2, .blocks_per_thread = 2};
 static bool options_read;
 static struct emu_error fault; /* of the kernel that stopped, or the last refused call */
 static int sticky;
@@ -124,7 +125,9 @@ static const struct option {
 } option_table[] = {
     {.name = "SEED", .number = &options.seed},
     {.name = "STRICT", .flag = &options.strict},
+    {.name = "RACES", .flag = &options.races},
     {.name = "OOB", .choice = (int *)&options.oob, .words = {"stop", "zero"}},
+    {.name = "FILL", .choice = (int *)&options.fill, .words = {"zero", "keep"}},
     {.name = "RANGE", .choice = (int *)&options.range, .words = {"rj", "isa"}},
     {.name = "SADDR", .choice = (int *)&options.saddr, .words = {"zext", "sext"}},
     {.name = "FP8_EDGE", .choice = (int *)&options.edge, .words = {"round", "overflow"}},
@@ -358,11 +361,9 @@ static int allocate(void **out, size_t bytes, int type) {
         free(a);
         return refuse(HIP_OUT_OF_MEMORY, "hipMalloc of %zu bytes", bytes);
     }
-    uint64_t rng = options.seed ^ junk_state++ << 32;
-    for (size_t n = 0; n + 8 <= room; n += 8) {
-        uint64_t x = emu_rand(&rng);
-        memcpy(raw + n, &x, 8);
-    }
+    uint64_t seed = options.seed ^ junk_state++ << 32, *words = (uint64_t *)(void *)raw;
+    for (size_t n = 0; n < room / 8; n++)
+        words[n] = emu_mix(seed + n * emu_golden);
     *a = (struct allocation){allocations, (uint64_t)raw + GUARD, bytes, raw, type};
     allocations = a;
     allocated += bytes;

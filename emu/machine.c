@@ -130,10 +130,16 @@ static struct emu_block *make_block(struct emu_launch *l) {
 }
 
 /* ---- start state ---- */
-static void junk(void *to, size_t bytes, uint64_t *rng) {
+static void junk(void *to, size_t bytes, uint64_t seed) {
     uint64_t *p = to;
     for (size_t n = 0; n < bytes / 8; n++)
-        p[n] = emu_rand(rng);
+        p[n] = emu_mix(seed + n * emu_golden); /* none waits for another: vector code */
+}
+
+/* LDS starts as junk when a block first touches it: most blocks of a padded grid never do */
+void emu_lds_start(struct emu_block *b) {
+    junk(b->lds, b->lds_bytes, b->lds_seed);
+    b->lds_started = true;
 }
 
 static void start_sgprs(struct emu_wave *w) {
@@ -172,10 +178,10 @@ static void start_wave(struct emu_block *b, unsigned id) {
     w->b = b;
     w->id = (uint8_t)id;
     w->rng = emu_rand(&b->rng);
-    junk(w->v, b->k->env.vgprs * sizeof *w->v, &w->rng);
-    junk(w->s, sizeof w->s, &w->rng);
+    junk(w->v, b->k->env.vgprs * sizeof *w->v, emu_rand(&w->rng));
+    junk(w->s, sizeof w->s, emu_rand(&w->rng));
     if (w->scratch)
-        junk(w->scratch, (size_t)EMU_LANES * b->k->private_segment, &w->rng);
+        junk(w->scratch, (size_t)EMU_LANES * b->k->private_segment, emu_rand(&w->rng));
     memset(w->track, 0, b->k->env.vgprs * sizeof *w->track);
     memset(w->sgpr_valu, 0, sizeof w->sgpr_valu);
     memset(w->vpend, 0, sizeof w->vpend);
@@ -207,10 +213,9 @@ static void start_block(struct emu_block *b, uint64_t linear) {
     b->rng = b->l->opt.seed * 0x9e3779b97f4a7c15u + linear;
     emu_rand(&b->rng);
     b->live = b->nwaves;
-    b->epoch = 1;
-    junk(b->lds, b->lds_bytes, &b->rng);
-    if (b->shadow)
-        memset(b->shadow, 0, b->lds_bytes * sizeof *b->shadow);
+    b->epoch++; /* past every epoch in the LDS shadow, which the block before left with nothing in flight */
+    b->lds_seed = emu_rand(&b->rng);
+    b->lds_started = false;
     for (unsigned n = 0; n < b->nwaves; n++)
         start_wave(b, n);
     b->counters[CNT_BLOCKS]++;
@@ -302,6 +307,8 @@ static bool release_barrier(struct emu_block *b) {
             b->waves[n]->state = WAVE_RUN;
         }
     b->epoch++;
+    for (unsigned n = 0; n < b->nwaves; n++)
+        emu_race_barrier(b->waves[n]);
     return true;
 }
 
@@ -419,6 +426,8 @@ bool emu_run(struct emu_launch *l) {
     uint64_t want = l->opt.threads < 1 ? 1 : l->opt.threads > THREADS_MAX ? THREADS_MAX : l->opt.threads, n = 0;
     if (want > p.total)
         want = p.total;
+    if (l->opt.strict && l->opt.races && !(l->races = emu_races_new()))
+        return emu_fail(&l->error, EMU_FAULT, "out of memory for the marks of memory accesses");
     emu_mem_rdlock();
     while (n + 1 < want && !pthread_create(&threads[n], nullptr, worker, &p))
         n++;
@@ -426,5 +435,6 @@ bool emu_run(struct emu_launch *l) {
     while (n)
         pthread_join(threads[--n], nullptr);
     emu_mem_unlock();
+    emu_races_free(l->races);
     return !l->error.code;
 }

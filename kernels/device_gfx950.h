@@ -10,14 +10,17 @@
 #define INLINE static inline __attribute__((always_inline))
 #define KERNEL __attribute__((amdgpu_kernel, visibility("protected"), amdgpu_flat_work_group_size(256, 256)))
 #define UNROLL _Pragma("clang loop unroll(full)")
-#define ROLLED _Pragma("clang loop unroll(disable)")
+#define ROLLED _Pragma("clang loop unroll(disable) vectorize(disable)")
 
 typedef uint32_t u32x4 __attribute__((ext_vector_type(4)));
+typedef uint64_t u64x2 __attribute__((ext_vector_type(2)));
 typedef int32_t i32x4 __attribute__((ext_vector_type(4)));
 typedef int32_t i32x8 __attribute__((ext_vector_type(8)));
 typedef float f32x4 __attribute__((ext_vector_type(4)));
 typedef float f32x8 __attribute__((ext_vector_type(8)));
+typedef float f32x16 __attribute__((ext_vector_type(16)));
 typedef __bf16 bf16x8 __attribute__((ext_vector_type(8)));
+typedef bf16x8 bf16x8_anywhere __attribute__((aligned(2)));
 
 // A buffer resource: raw accesses at byte offsets from `base`; an access past `bytes` reads 0 and writes nothing.
 // Whether the scalar offset counts in that check is not settled between sources, so every use is right either way.

@@ -9,12 +9,13 @@
 // The workspace, plan.bytes long, 64-byte aligned:
 //   tiles    [blocks] struct mx_gfx950_tile: what each block of the GEMM does. Blocks that have nothing to do exit.
 //   a_scale  [A row blocks][2 wave rows][bodies][64 lanes][16 bytes]
-//   b_scale  the same for B
+//   b_scale  [B row blocks][2 wave rows][bodies][64 lanes][16 bytes, or 20 for kernels with tiles of 320 columns]
 // A body is MX_GFX950_BODY = 256 elements of the contraction: two 128-element steps, what the main loop does in one
-// turn. The 16 bytes of lane l are [step][half][fragment]: the scale of row fragment_row(half, wave row, fragment, l %
-// 16) of the row block and of the 32-element block 4 * step + l / 16 of the body. It is the order in which the matrix
-// instruction takes its scales: dword = (step, half), byte = fragment, picked by op_sel. 0x00 (2^-127) stands where the
-// row or the block does not exist; the operands are 0 there.
+// turn. The first 16 bytes of lane l are [step][half][fragment]: the scale of row fragment_row(half, wave row,
+// fragment, l % 16) of the row block and of the 32-element block 4 * step + l / 16 of the body. It is the order in
+// which the matrix instruction takes its scales: dword = (step, half), byte = fragment, picked by op_sel. The 4 bytes
+// after them are [step][half] of the fragments that make 320 columns of 256. 0x00 (2^-127) stands where the row or the
+// block does not exist; the operands are 0 there.
 #pragma once
 #include "mx_args.h"
 
@@ -22,7 +23,9 @@ enum {
     MX_GFX950_THREADS = 256,
     MX_GFX950_BODY = 256,
     MX_GFX950_FILL_BIAS = 3072,            // see gemm_gfx950.c
-    MX_GFX950_BODY_SCALES = 1024,          // bytes of scales of one body and wave row: 64 lanes of 16
+    MX_GFX950_LANE_SCALES = 16,            // bytes of scales of one lane, body and wave row
+    MX_GFX950_WIDE_LANE_SCALES = 20,       // same for B where tiles may have 320 columns
+    MX_GFX950_CUS = 256,                   // each holds one block at a time
     MX_GFX950_XCDS = 8,                    // blocks go to the XCDs round robin
     MX_GFX950_SORTED_GROUPS = 512,         // up to so many groups are started longest first
     MX_GFX950_TILES_PER_BLOCK = 1024,      // of prepare: tiles, or
@@ -31,29 +34,46 @@ enum {
     MX_GFX950_MAX_COLS = 1 << 21,          // output row length; offsets within 256 rows are 31-bit
 };
 
-// Every GEMM kernel: name, rows and columns of its tile, output type, whether it adds to the output, whether it adds a
-// bias, whether it takes output rows of any length and alignment. The others need rows of whole 8 elements and a
-// 16-byte aligned output; the `any` ones of gemm_rows take a bias or none.
+// Every GEMM kernel: name, rows and columns of its tile, output type, whether it adds to the output, whether it takes
+// any output and bias. The others need rows of whole 8 elements, a 16-byte aligned output and no bias. Tiles of 256x320
+// come with tiles of 256x256 in one kernel, as many of each as cover the columns best (mx_gfx950_wide_tiles).
 #define MX_GFX950_ROWS_KERNELS(X)                                                                                      \
-    X(mx_gemm_rows_gfx950_256x256_bf16, 256, 256, MX_BF16, 0, 0, 0)                                                    \
-    X(mx_gemm_rows_gfx950_256x256_bf16_bias, 256, 256, MX_BF16, 0, 1, 0)                                               \
-    X(mx_gemm_rows_gfx950_256x256_bf16_any, 256, 256, MX_BF16, 0, 1, 1)                                                \
-    X(mx_gemm_rows_gfx950_256x256_f32, 256, 256, MX_F32, 0, 0, 0)                                                      \
-    X(mx_gemm_rows_gfx950_256x256_f32_bias, 256, 256, MX_F32, 0, 1, 0)                                                 \
-    X(mx_gemm_rows_gfx950_256x256_f32_any, 256, 256, MX_F32, 0, 1, 1)                                                  \
-    X(mx_gemm_rows_gfx950_128x256_bf16, 128, 256, MX_BF16, 0, 0, 0)                                                    \
-    X(mx_gemm_rows_gfx950_128x256_bf16_bias, 128, 256, MX_BF16, 0, 1, 0)                                               \
-    X(mx_gemm_rows_gfx950_128x256_bf16_any, 128, 256, MX_BF16, 0, 1, 1)                                                \
-    X(mx_gemm_rows_gfx950_128x256_f32, 128, 256, MX_F32, 0, 0, 0)                                                      \
-    X(mx_gemm_rows_gfx950_128x256_f32_bias, 128, 256, MX_F32, 0, 1, 0)                                                 \
-    X(mx_gemm_rows_gfx950_128x256_f32_any, 128, 256, MX_F32, 0, 1, 1)
+    X(mx_gemm_rows_gfx950_256x256_bf16, 256, 256, MX_BF16, 0, 0)                                                       \
+    X(mx_gemm_rows_gfx950_256x256_bf16_any, 256, 256, MX_BF16, 0, 1)                                                   \
+    X(mx_gemm_rows_gfx950_256x256_f32, 256, 256, MX_F32, 0, 0)                                                         \
+    X(mx_gemm_rows_gfx950_256x256_f32_any, 256, 256, MX_F32, 0, 1)                                                     \
+    X(mx_gemm_rows_gfx950_128x256_bf16, 128, 256, MX_BF16, 0, 0)                                                       \
+    X(mx_gemm_rows_gfx950_128x256_bf16_any, 128, 256, MX_BF16, 0, 1)                                                   \
+    X(mx_gemm_rows_gfx950_128x256_f32, 128, 256, MX_F32, 0, 0)                                                         \
+    X(mx_gemm_rows_gfx950_128x256_f32_any, 128, 256, MX_F32, 0, 1)                                                     \
+    X(mx_gemm_rows_gfx950_256x128_bf16, 256, 128, MX_BF16, 0, 0)                                                       \
+    X(mx_gemm_rows_gfx950_256x128_bf16_any, 256, 128, MX_BF16, 0, 1)                                                   \
+    X(mx_gemm_rows_gfx950_256x128_f32, 256, 128, MX_F32, 0, 0)                                                         \
+    X(mx_gemm_rows_gfx950_256x128_f32_any, 256, 128, MX_F32, 0, 1)                                                     \
+    X(mx_gemm_rows_gfx950_128x128_bf16, 128, 128, MX_BF16, 0, 0)                                                       \
+    X(mx_gemm_rows_gfx950_128x128_bf16_any, 128, 128, MX_BF16, 0, 1)                                                   \
+    X(mx_gemm_rows_gfx950_128x128_f32, 128, 128, MX_F32, 0, 0)                                                         \
+    X(mx_gemm_rows_gfx950_128x128_f32_any, 128, 128, MX_F32, 0, 1)                                                     \
+    X(mx_gemm_rows_gfx950_256x320_bf16, 256, 320, MX_BF16, 0, 0)                                                       \
+    X(mx_gemm_rows_gfx950_256x320_bf16_any, 256, 320, MX_BF16, 0, 1)                                                   \
+    X(mx_gemm_rows_gfx950_256x320_f32, 256, 320, MX_F32, 0, 0)                                                         \
+    X(mx_gemm_rows_gfx950_256x320_f32_any, 256, 320, MX_F32, 0, 1)
 #define MX_GFX950_DEPTH_KERNELS(X)                                                                                     \
-    X(mx_gemm_depth_gfx950_256x256_bf16, 256, 256, MX_BF16, 0, 0, 0)                                                   \
-    X(mx_gemm_depth_gfx950_256x256_bf16_any, 256, 256, MX_BF16, 0, 0, 1)                                               \
-    X(mx_gemm_depth_gfx950_256x256_f32, 256, 256, MX_F32, 0, 0, 0)                                                     \
-    X(mx_gemm_depth_gfx950_256x256_f32_any, 256, 256, MX_F32, 0, 0, 1)                                                 \
-    X(mx_gemm_depth_gfx950_256x256_add, 256, 256, MX_F32, 1, 0, 0)                                                     \
-    X(mx_gemm_depth_gfx950_256x256_add_any, 256, 256, MX_F32, 1, 0, 1)
+    X(mx_gemm_depth_gfx950_256x256_bf16, 256, 256, MX_BF16, 0, 0)                                                      \
+    X(mx_gemm_depth_gfx950_256x256_bf16_any, 256, 256, MX_BF16, 0, 1)                                                  \
+    X(mx_gemm_depth_gfx950_256x256_f32, 256, 256, MX_F32, 0, 0)                                                        \
+    X(mx_gemm_depth_gfx950_256x256_f32_any, 256, 256, MX_F32, 0, 1)                                                    \
+    X(mx_gemm_depth_gfx950_256x256_add, 256, 256, MX_F32, 1, 1)                                                        \
+    X(mx_gemm_depth_gfx950_128x128_bf16, 128, 128, MX_BF16, 0, 0)                                                      \
+    X(mx_gemm_depth_gfx950_128x128_bf16_any, 128, 128, MX_BF16, 0, 1)                                                  \
+    X(mx_gemm_depth_gfx950_128x128_f32, 128, 128, MX_F32, 0, 0)                                                        \
+    X(mx_gemm_depth_gfx950_128x128_f32_any, 128, 128, MX_F32, 0, 1)                                                    \
+    X(mx_gemm_depth_gfx950_128x128_add, 128, 128, MX_F32, 1, 1)                                                        \
+    X(mx_gemm_depth_gfx950_256x320_bf16, 256, 320, MX_BF16, 0, 0)                                                      \
+    X(mx_gemm_depth_gfx950_256x320_bf16_any, 256, 320, MX_BF16, 0, 1)                                                  \
+    X(mx_gemm_depth_gfx950_256x320_f32, 256, 320, MX_F32, 0, 0)                                                        \
+    X(mx_gemm_depth_gfx950_256x320_f32_any, 256, 320, MX_F32, 0, 1)                                                    \
+    X(mx_gemm_depth_gfx950_256x320_add, 256, 320, MX_F32, 1, 1)
 
 // A buffer resource, as the hardware takes it: 48 bits of address, size in bytes, type.
 struct mx_gfx950_buffer {
@@ -61,38 +81,75 @@ struct mx_gfx950_buffer {
 };
 
 // What one block computes: out[0:rows][0:cols] (+)= a . b^T over `depth` elements, `bodies` bodies. bodies = 0: writes
-// zeros to the tile's rows, of which there may be none.
+// zeros to the tile's rows, of which there may be none. More than 256 columns: a 256x320 tile.
+struct mx_gfx950_extent {
+    int32_t rows, cols, depth, bodies;
+};
 struct mx_gfx950_tile {
-    // [wave][a, b][half]: the 32 rows from half * 128 + wave * 32, MX_GFX950_FILL_BIAS bytes early. The size ends at
-    // the last element of the last row that exists; 0 if none does.
-    struct mx_gfx950_buffer operand[4][2][2];
+    // Rows that a wave fills, MX_GFX950_FILL_BIAS bytes early: [a, b][half] the 32 from half * 128 + wave * 32, and of
+    // b the 16 from 256 + wave * 16. The size ends at the last element of the last row that exists; 0 if none does.
+    struct mx_gfx950_wave_rows {
+        struct mx_gfx950_buffer operand[2][2], wide;
+    } wave[4];
     struct mx_gfx950_buffer scale[2][2]; // [a, b][wave row]: the tile's bodies
     void *out;
     const float *bias; // of the tile's first column, or null
-    int32_t rows, cols, depth, bodies;
-    uint32_t unused[8]; // to whole 128 bytes
+    struct mx_gfx950_extent extent;
 };
 
 struct mx_gfx950_plan {
     uint8_t *workspace;
     int64_t a_scale, b_scale, bytes; // byte offsets in the workspace, its size
     int64_t bodies;                  // bodies of one wave row in a_scale and b_scale
-    int32_t tile_rows, tile_cols;    // shape of a tile
+    int32_t tile_rows, tile_cols;    // shape of a tile but for the wide ones
+    int32_t wide_tiles;              // the first so many columns of tiles have 320 columns
+    int32_t b_lane_scales;           // bytes
     int32_t row_tiles, col_tiles;    // depth: of one group. rows: row_tiles is the most that any offs make
     int32_t a_chunks, b_chunks;      // blocks of prepare that shuffle A's and B's scales
     int32_t blocks, prepare_blocks;  // grids
 };
 
 static inline int64_t mx_gfx950_div_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
+static inline int64_t mx_gfx950_max(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t mx_gfx950_min(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// What a tile takes, in cycles of a CU: its matrix instructions, its operands at 32 bytes a cycle (on MI355X they cost
+// about as much as each other for 256x256), and what nothing overlaps: the first fills and the stores. An estimate.
+static inline int64_t mx_gfx950_tile_cycles(int64_t rows, int64_t cols, int64_t bodies) {
+    return bodies * (rows * cols / 16 + (rows + cols) * 8) + 4096 + rows * cols / 16;
+}
+
+// How many of the tiles that cover so many columns have 320 rather than 256. Five 256 are four 320, so 0 to 4 of 256
+// are enough: exact for every multiple of 64 from 768 up.
+static inline int32_t mx_gfx950_wide_tiles(int64_t cols) {
+    int64_t best = -1, least = 0;
+    for (int64_t narrow = 0; narrow <= 4; narrow++) {
+        const int64_t wide = mx_gfx950_div_up(mx_gfx950_max(cols - 256 * narrow, 0), 320);
+        const int64_t cycles = wide * mx_gfx950_tile_cycles(256, 320, 8) + narrow * mx_gfx950_tile_cycles(256, 256, 8);
+        if (best < 0 || cycles < least)
+            best = wide, least = cycles;
+    }
+    return (int32_t)best;
+}
+
+// Sets the columns of tiles.
+static inline void mx_gfx950_plan_cols(struct mx_gfx950_plan *plan, int64_t cols, int32_t tile_cols) {
+    const int wide = tile_cols == 320;
+    plan->tile_cols = wide ? 256 : tile_cols;
+    plan->wide_tiles = wide ? mx_gfx950_wide_tiles(cols) : 0;
+    plan->b_lane_scales = wide ? MX_GFX950_WIDE_LANE_SCALES : MX_GFX950_LANE_SCALES;
+    plan->col_tiles = plan->wide_tiles +
+                      (int32_t)mx_gfx950_div_up(mx_gfx950_max(cols - 320ll * plan->wide_tiles, 0), plan->tile_cols);
+}
 
 static inline void mx_gfx950_finish_plan(struct mx_gfx950_plan *plan, int64_t tiles, int64_t a_blocks,
                                          int64_t b_blocks) {
-    const int64_t row = 2 * plan->bodies * MX_GFX950_BODY_SCALES;
+    const int64_t row = 2 * plan->bodies * 64; // lanes
     const int64_t chunks = mx_gfx950_div_up(plan->bodies, MX_GFX950_BODIES_PER_BLOCK);
     plan->blocks = (int32_t)mx_round_up(tiles, (int64_t)4 * MX_GFX950_XCDS);
     plan->a_scale = plan->blocks * (int64_t)sizeof(struct mx_gfx950_tile);
-    plan->b_scale = plan->a_scale + a_blocks * row;
-    plan->bytes = plan->b_scale + b_blocks * row;
+    plan->b_scale = plan->a_scale + a_blocks * row * MX_GFX950_LANE_SCALES;
+    plan->bytes = plan->b_scale + b_blocks * row * plan->b_lane_scales;
     plan->a_chunks = (int32_t)(a_blocks * chunks);
     plan->b_chunks = (int32_t)(b_blocks * chunks);
     plan->prepare_blocks =
@@ -102,10 +159,10 @@ static inline void mx_gfx950_finish_plan(struct mx_gfx950_plan *plan, int64_t ti
 // out[r] = a[r] . b[g]^T: row tiles begin at each group's first row; the rows past the last group are a group as well.
 static inline struct mx_gfx950_plan mx_gfx950_plan_rows(const struct mx_rows_args *args, void *workspace,
                                                         int32_t tile_rows, int32_t tile_cols) {
-    struct mx_gfx950_plan plan = {.workspace = (uint8_t *)workspace, .tile_rows = tile_rows, .tile_cols = tile_cols};
+    struct mx_gfx950_plan plan = {.workspace = (uint8_t *)workspace, .tile_rows = tile_rows};
+    mx_gfx950_plan_cols(&plan, args->n, tile_cols);
     plan.row_tiles = (int32_t)((args->m + (tile_rows - 1) * (args->groups + 1)) / tile_rows);
-    plan.col_tiles = (int32_t)mx_gfx950_div_up(args->n, tile_cols);
-    plan.bodies = mx_gfx950_div_up(args->k, MX_GFX950_BODY);
+    plan.bodies = args->k ? mx_gfx950_div_up(args->k, MX_GFX950_BODY) : 1;
     mx_gfx950_finish_plan(&plan, (int64_t)plan.row_tiles * plan.col_tiles, plan.row_tiles,
                           args->groups * plan.col_tiles);
     return plan;
@@ -114,9 +171,9 @@ static inline struct mx_gfx950_plan mx_gfx950_plan_rows(const struct mx_rows_arg
 // out[g] (+)= a[:, group g] . b[:, group g]^T: a scale row has the bodies of all groups, each group's own.
 static inline struct mx_gfx950_plan mx_gfx950_plan_depth(const struct mx_depth_args *args, void *workspace,
                                                          int32_t tile_rows, int32_t tile_cols) {
-    struct mx_gfx950_plan plan = {.workspace = (uint8_t *)workspace, .tile_rows = tile_rows, .tile_cols = tile_cols};
+    struct mx_gfx950_plan plan = {.workspace = (uint8_t *)workspace, .tile_rows = tile_rows};
+    mx_gfx950_plan_cols(&plan, args->k, tile_cols);
     plan.row_tiles = (int32_t)mx_gfx950_div_up(args->n, tile_rows);
-    plan.col_tiles = (int32_t)mx_gfx950_div_up(args->k, tile_cols);
     plan.bodies = (args->depth + (MX_GFX950_BODY - MX_BLOCK) * args->groups) / MX_GFX950_BODY;
     mx_gfx950_finish_plan(&plan, args->groups * plan.row_tiles * plan.col_tiles, plan.row_tiles, plan.col_tiles);
     return plan;
@@ -129,37 +186,60 @@ static inline int mx_gfx950_fits(int64_t stride, int64_t cols, const uint8_t *a,
 
 // One line of a kernel table.
 struct mx_gfx950_kernel {
-    int32_t tile_rows, tile_cols, type, add, bias, any;
+    int32_t tile_rows, tile_cols, type, add, any;
 };
-#define MX_GFX950_KERNEL_LINE(name, tile_rows, tile_cols, type, add, bias, any)                                        \
-    {tile_rows, tile_cols, type, add, bias, any},
-
-// The first of `count` kernels with tiles of so many rows that writes such an output, or -1.
-static inline int mx_gfx950_find_kernel(const struct mx_gfx950_kernel *kernels, int count, int32_t tile_rows,
-                                        int32_t type, int add, int bias, int any) {
-    for (int i = 0; i < count; i++)
-        if (kernels[i].tile_rows == tile_rows && kernels[i].type == type && kernels[i].add == add &&
-            kernels[i].any == any && (any || kernels[i].bias == bias))
-            return i;
-    return -1;
-}
-
-// Rows of gemm_rows' tiles. A group's last tile is half empty on average; a 128-row tile wastes half as much, and needs
-// 5 operand bytes where the 256-row one needs 4 for the same products. Not measured on hardware.
-static inline int32_t mx_gfx950_choose_tile_rows(int64_t m, int64_t groups) { return m <= 256 * groups ? 128 : 256; }
+#define MX_GFX950_KERNEL_LINE(name, tile_rows, tile_cols, type, add, any) {tile_rows, tile_cols, type, add, any},
 
 static inline int mx_gfx950_needs_any(int64_t cols, const void *out) { return cols % 8 != 0 || ((uintptr_t)out & 15); }
 
-// The kernel of a call: an index into MX_GFX950_ROWS_KERNELS or MX_GFX950_DEPTH_KERNELS.
+// `products` products of [rows][depth] and [cols][depth]; the rows are cut into `groups` groups, 0: not at all.
+struct mx_gfx950_problem {
+    int64_t products, rows, groups, cols, depth;
+};
+
+// Cycles of a problem in tiles of a kernel: rounds of one tile a CU. A group's last tile is half empty on average.
+static inline int64_t mx_gfx950_cycles(struct mx_gfx950_problem problem, int32_t tile_rows, int32_t tile_cols) {
+    const int64_t bodies = mx_gfx950_div_up(problem.depth, MX_GFX950_BODY);
+    struct mx_gfx950_plan plan;
+    mx_gfx950_plan_cols(&plan, problem.cols, tile_cols);
+    int64_t row_tiles = mx_gfx950_div_up(problem.rows, tile_rows);
+    if (problem.groups)
+        row_tiles =
+            mx_gfx950_max(mx_gfx950_min(problem.rows, problem.groups), problem.rows / tile_rows + problem.groups / 2);
+    const int64_t tiles = problem.products * row_tiles * plan.col_tiles;
+    const int64_t all_cols =
+        plan.wide_tiles * mx_gfx950_tile_cycles(tile_rows, 320, bodies) +
+        (plan.col_tiles - plan.wide_tiles) * mx_gfx950_tile_cycles(tile_rows, plan.tile_cols, bodies);
+    return mx_gfx950_div_up(tiles, MX_GFX950_CUS) * all_cols / mx_gfx950_max(plan.col_tiles, 1);
+}
+
+// The kernel that writes such an output in the fewest cycles; the first such line of the table among equals.
+static inline int mx_gfx950_choose(const struct mx_gfx950_kernel *kernels, int count, struct mx_gfx950_problem problem,
+                                   int32_t type, int add, int any) {
+    int best = -1;
+    int64_t least = 0;
+    for (int i = 0; i < count; i++) {
+        if (kernels[i].type != type || kernels[i].add != add || kernels[i].any != (add || any))
+            continue;
+        const int64_t cycles = mx_gfx950_cycles(problem, kernels[i].tile_rows, kernels[i].tile_cols);
+        if (best < 0 || cycles < least)
+            best = i, least = cycles;
+    }
+    return best;
+}
+
+// The kernel of a call: an index into MX_GFX950_ROWS_KERNELS or MX_GFX950_DEPTH_KERNELS. The tile follows from sizes.
 static inline int mx_gfx950_choose_rows(const struct mx_rows_args *args) {
     static const struct mx_gfx950_kernel kernels[] = {MX_GFX950_ROWS_KERNELS(MX_GFX950_KERNEL_LINE)};
-    return mx_gfx950_find_kernel(kernels, sizeof kernels / sizeof *kernels,
-                                 mx_gfx950_choose_tile_rows(args->m, args->groups), args->out_type, 0, args->bias != 0,
-                                 mx_gfx950_needs_any(args->n, args->out));
+    const struct mx_gfx950_problem problem = {1, args->m, args->groups, args->n, args->k};
+    return mx_gfx950_choose(kernels, sizeof kernels / sizeof *kernels, problem, args->out_type, 0,
+                            args->bias || mx_gfx950_needs_any(args->n, args->out));
 }
 
 static inline int mx_gfx950_choose_depth(const struct mx_depth_args *args) {
     static const struct mx_gfx950_kernel kernels[] = {MX_GFX950_DEPTH_KERNELS(MX_GFX950_KERNEL_LINE)};
-    return mx_gfx950_find_kernel(kernels, sizeof kernels / sizeof *kernels, 256, args->out_type, args->accumulate, 0,
-                                 mx_gfx950_needs_any(args->k, args->out));
+    const struct mx_gfx950_problem problem = {args->groups, args->n, 0, args->k,
+                                              args->depth / mx_gfx950_max(args->groups, 1)};
+    return mx_gfx950_choose(kernels, sizeof kernels / sizeof *kernels, problem, args->out_type, args->accumulate,
+                            mx_gfx950_needs_any(args->k, args->out));
 }

@@ -151,51 +151,86 @@ INLINE void find_groups(struct walk w, int32_t first, int32_t count) {
 
 // ---- scales ----
 
-// One body of one row block: src = [rows][stride] scale bytes of which `blocks` (1 to 8) a row are the body's; wave row
-// 1 goes wave_bytes after wave row 0. Half a block of threads calls it, t = 0 to 127.
-INLINE void shuffle_body(GLOBAL uint8_t *to, int64_t wave_bytes, const GLOBAL uint8_t *src, int64_t stride,
-                         int32_t rows, int32_t blocks, uint32_t t) {
-    const uint32_t lane = t & 63, wave = t >> 6;
-    u32x4 word = {};
+// Which scales a block of prepare shuffles, counted from the first block that does: one chunk of BODIES_PER_BLOCK
+// bodies of one row block. `to`: the row block's; a wave row's bodies take wave_bytes.
+struct chunk {
+    GLOBAL uint8_t *to;
+    int64_t wave_bytes;
+    int32_t row_block, first_body, lane_bytes;
+    bool is_b;
+};
+
+// Where wave row 0's scales of a row block begin.
+INLINE GLOBAL uint8_t *scales_of(const struct mx_gfx950_plan *plan, bool is_b, int64_t row_block) {
+    const int64_t lane_bytes = is_b ? plan->b_lane_scales : MX_GFX950_LANE_SCALES;
+    return (GLOBAL uint8_t *)plan->workspace + (is_b ? plan->b_scale : plan->a_scale) +
+           row_block * 2 * plan->bodies * 64 * lane_bytes;
+}
+
+INLINE struct chunk find_chunk(const struct mx_gfx950_plan *plan, int32_t block) {
+    const int32_t chunks = (int32_t)mx_gfx950_div_up(plan->bodies, MX_GFX950_BODIES_PER_BLOCK);
+    struct chunk c = {.is_b = block >= plan->a_chunks};
+    block -= c.is_b ? plan->a_chunks : 0;
+    c.row_block = block / chunks;
+    c.first_body = (block - c.row_block * chunks) * MX_GFX950_BODIES_PER_BLOCK;
+    c.lane_bytes = c.is_b ? plan->b_lane_scales : MX_GFX950_LANE_SCALES;
+    c.wave_bytes = plan->bodies * 64 * c.lane_bytes;
+    c.to = scales_of(plan, c.is_b, c.row_block);
+    return c;
+}
+
+// The scale of a row and a block of 32, 0 where there is none.
+INLINE uint32_t scale_or_zero(const GLOBAL uint8_t *src, int64_t stride, int32_t row, int32_t rows, int32_t block,
+                              int32_t blocks) {
+    if (row < rows && block < blocks)
+        return src[row * stride + block];
+    return 0;
+}
+
+// One body: src = [rows][stride] scale bytes of which `blocks` (1 to 8) a row are the body's. Half a block of threads
+// calls it, t = 0 to 127.
+INLINE void shuffle_body(struct chunk c, int64_t body, const GLOBAL uint8_t *src, int64_t stride, int32_t rows,
+                         int32_t blocks, uint32_t t) {
+    const uint32_t lane = t & 63, wave = t >> 6, first = fragment_row(lane & 15);
+    GLOBAL uint32_t *to = (GLOBAL uint32_t *)(c.to + wave * c.wave_bytes + (body * 64 + lane) * c.lane_bytes);
     UNROLL for (int step = 0; step < 2; step++) {
         const int32_t block = step * 4 + (int32_t)(lane >> 4);
         UNROLL for (int half = 0; half < 2; half++) {
+            uint32_t word = 0;
             UNROLL for (int fragment = 0; fragment < 4; fragment++) {
-                const int32_t row = (int32_t)(half * 128 + wave * 64 + fragment_row(lane & 15)) + (fragment & 1) * 4 +
-                                    (fragment >> 1) * 32;
-                if (row < rows && block < blocks)
-                    word[step * 2 + half] |= (uint32_t)src[row * stride + block] << 8 * fragment;
+                const int32_t row =
+                    (int32_t)(half * 128 + wave * 64 + first) + (fragment & 1) * 4 + (fragment >> 1) * 32;
+                word |= scale_or_zero(src, stride, row, rows, block, blocks) << 8 * fragment;
             }
+            to[step * 2 + half] = word;
         }
     }
-    *(GLOBAL u32x4 *)(to + wave * wave_bytes + lane * 16) = word;
-}
-
-// Where a row block's scales are (chunk = BODIES_PER_BLOCK bodies of it).
-INLINE GLOBAL uint8_t *body_address(const struct mx_gfx950_plan *plan, int64_t part, int64_t row_block, int64_t body) {
-    return (GLOBAL uint8_t *)plan->workspace + part + (row_block * 2 * plan->bodies + body) * MX_GFX950_BODY_SCALES;
+    if (c.lane_bytes == MX_GFX950_LANE_SCALES)
+        return;
+    uint32_t word = 0;
+    UNROLL for (int byte = 0; byte < 4; byte++) {
+        const int32_t row = (int32_t)(256 + wave * 32 + first) + (byte & 1) * 4;
+        const int32_t block = (byte >> 1) * 4 + (int32_t)(lane >> 4);
+        word |= scale_or_zero(src, stride, row, rows, block, blocks) << 8 * byte;
+    }
+    to[4] = word;
 }
 
 // A chunk of a row block whose rows lie whole in memory: gemm_rows.
-INLINE void shuffle_rows(const struct mx_gfx950_plan *plan, int64_t part, int64_t row_block, int64_t chunk,
-                         const GLOBAL uint8_t *src, int64_t row_scales, int32_t rows) {
-    const int64_t first = chunk * MX_GFX950_BODIES_PER_BLOCK;
-    ROLLED for (int64_t body = first + (thread_id() >> 7);
-                body < first + MX_GFX950_BODIES_PER_BLOCK && body < plan->bodies; body += 2) {
+INLINE void shuffle_rows(struct chunk c, int64_t bodies, const GLOBAL uint8_t *src, int64_t row_scales, int32_t rows) {
+    ROLLED for (int64_t body = c.first_body + (thread_id() >> 7);
+                body < c.first_body + MX_GFX950_BODIES_PER_BLOCK && body < bodies; body += 2) {
         const int64_t left = row_scales - body * 8;
-        shuffle_body(body_address(plan, part, row_block, body), plan->bodies * MX_GFX950_BODY_SCALES, src + body * 8,
-                     row_scales, rows, left < 8 ? (int32_t)left : 8, thread_id() & 127);
+        shuffle_body(c, body, src + body * 8, row_scales, rows, left < 8 ? (int32_t)left : 8, thread_id() & 127);
     }
 }
 
 // A chunk of a row block of gemm_depth: units[] says where each body's columns are.
-INLINE void shuffle_depth(const struct mx_gfx950_plan *plan, int64_t part, int64_t row_block, int64_t chunk,
-                          const GLOBAL uint8_t *src, int64_t row_scales, int32_t rows) {
+INLINE void shuffle_depth(struct chunk c, const GLOBAL uint8_t *src, int64_t row_scales, int32_t rows) {
     ROLLED for (int32_t i = (int32_t)(thread_id() >> 7); i < MX_GFX950_BODIES_PER_BLOCK; i += 2) {
         const struct unit u = units[i];
         if (u.length > 0)
-            shuffle_body(body_address(plan, part, row_block, chunk * MX_GFX950_BODIES_PER_BLOCK + i),
-                         plan->bodies * MX_GFX950_BODY_SCALES, src + u.begin / MX_BLOCK, row_scales, rows,
+            shuffle_body(c, c.first_body + i, src + u.begin / MX_BLOCK, row_scales, rows,
                          min_i32(u.length / MX_BLOCK, 8), thread_id() & 127);
     }
 }
@@ -220,23 +255,43 @@ INLINE struct mx_gfx950_buffer buffer_of(uint64_t address, uint32_t bytes) {
 }
 
 INLINE void set_depth(struct mx_gfx950_tile *tile, int32_t depth) {
-    tile->depth = depth;
-    tile->bodies = (depth + MX_GFX950_BODY - 1) / MX_GFX950_BODY;
+    tile->extent.depth = depth;
+    tile->extent.bodies = (depth + MX_GFX950_BODY - 1) / MX_GFX950_BODY;
 }
 
-// The buffers of one operand's tile, `rows` rows from `data`, and of its scales.
-INLINE void describe_operand(struct mx_gfx950_tile *tile, int operand, const uint8_t *data, int64_t stride,
-                             int32_t rows, const GLOBAL uint8_t *scale, int64_t wave_scales) {
+// `rows` rows of an operand from `data`, of which the buffer gets up to `most` from row `first`.
+INLINE struct mx_gfx950_buffer rows_buffer(const struct mx_gfx950_tile *tile, const uint8_t *data, int64_t stride,
+                                           int32_t rows, int32_t first, int32_t most) {
+    const int32_t left = min_i32(rows - first, most);
+    const int32_t bytes = (left - 1) * (int32_t)stride + tile->extent.depth + MX_GFX950_FILL_BIAS;
+    return buffer_of((uintptr_t)data + (uint64_t)(first * stride - MX_GFX950_FILL_BIAS),
+                     left > 0 ? (uint32_t)bytes : 0);
+}
+
+// The buffers of one operand's tile, `rows` rows from `data`, and of its scales, which begin with `first_body` of a row
+// block.
+INLINE void describe_operand(const struct mx_gfx950_plan *plan, struct mx_gfx950_tile *tile, bool is_b,
+                             const uint8_t *data, int64_t stride, int32_t rows, int64_t row_block, int64_t first_body) {
     UNROLL for (int32_t wave = 0; wave < 4; wave++) {
-        UNROLL for (int32_t half = 0; half < 2; half++) {
-            const int32_t first = half * 128 + wave * 32, left = min_i32(rows - first, 32);
-            const int32_t bytes = (left - 1) * (int32_t)stride + tile->depth + MX_GFX950_FILL_BIAS;
-            tile->operand[wave][operand][half] = buffer_of(
-                (uintptr_t)data + (uint64_t)(first * stride - MX_GFX950_FILL_BIAS), left > 0 ? (uint32_t)bytes : 0);
-        }
+        UNROLL for (int32_t half = 0; half < 2; half++) tile->wave[wave].operand[is_b][half] =
+            rows_buffer(tile, data, stride, rows, half * 128 + wave * 32, 32);
+        if (is_b)
+            tile->wave[wave].wide = rows_buffer(tile, data, stride, rows, 256 + wave * 16, 16);
     }
-    UNROLL for (int wave_row = 0; wave_row < 2; wave_row++) tile->scale[operand][wave_row] = buffer_of(
-        (uintptr_t)scale + (uint64_t)(wave_row * wave_scales), (uint32_t)tile->bodies * MX_GFX950_BODY_SCALES);
+    const int64_t body_bytes = 64 * (is_b ? plan->b_lane_scales : MX_GFX950_LANE_SCALES);
+    UNROLL for (int wave_row = 0; wave_row < 2; wave_row++) tile->scale[is_b][wave_row] = buffer_of(
+        (uintptr_t)scales_of(plan, is_b, row_block) + (uint64_t)((wave_row * plan->bodies + first_body) * body_bytes),
+        (uint32_t)(tile->extent.bodies * body_bytes));
+}
+
+// Columns of tiles: the wide ones first.
+INLINE int64_t first_col_of(const struct mx_gfx950_plan *plan, int32_t col_tile) {
+    return (int64_t)col_tile * plan->tile_cols + 64 * min_i32(col_tile, plan->wide_tiles);
+}
+INLINE int32_t cols_of(const struct mx_gfx950_plan *plan, int32_t col_tile, int64_t all) {
+    const int64_t left = all - first_col_of(plan, col_tile);
+    const int32_t most = col_tile < plan->wide_tiles ? 320 : plan->tile_cols;
+    return left < most ? (int32_t)left : most;
 }
 
 INLINE void write_tile(const struct mx_gfx950_plan *plan, int64_t block, const struct mx_gfx950_tile *tile) {
@@ -245,14 +300,13 @@ INLINE void write_tile(const struct mx_gfx950_plan *plan, int64_t block, const s
 
 KERNEL void mx_prepare_rows_gfx950(struct mx_rows_args args, struct mx_gfx950_plan plan) {
     const int64_t row_scales = args.k / MX_BLOCK;
-    const int32_t chunks = (int32_t)mx_gfx950_div_up(plan.bodies, MX_GFX950_BODIES_PER_BLOCK);
     const int32_t tile_blocks = plan.prepare_blocks - plan.a_chunks - plan.b_chunks;
     const struct walk walk = {.offs = (const GLOBAL int32_t *)args.offs,
                               .groups = (int32_t)args.groups,
                               .limit = (int32_t)args.m,
                               .unit_size = (uint32_t)plan.tile_rows,
                               .layout = ROWS};
-    int32_t block = (int32_t)block_id();
+    const int32_t block = (int32_t)block_id();
     if (block < tile_blocks) {
         const int32_t first = block * MX_GFX950_TILES_PER_BLOCK, band = 2 * plan.col_tiles;
         const int32_t first_row = first / band * 2;
@@ -266,55 +320,48 @@ KERNEL void mx_prepare_rows_gfx950(struct mx_rows_args args, struct mx_gfx950_pl
                 uint32_t row, col;
                 tile_position((uint32_t)at, (uint32_t)plan.row_tiles, (uint32_t)plan.col_tiles, &row, &col);
                 const struct unit u = units[(int32_t)row - first_row];
-                const int64_t first_col = (int64_t)col * plan.tile_cols, b_row = u.group * args.n + first_col;
+                const int64_t first_col = first_col_of(&plan, (int32_t)col), b_row = u.group * args.n + first_col;
                 const int padding = u.group == args.groups;
                 tile.out = (char *)args.out + (u.begin * args.n + first_col) * type_bytes(args.out_type);
                 tile.bias = args.bias && !padding ? args.bias + b_row : 0;
-                tile.rows = min_i32(u.length, plan.tile_rows);
-                tile.cols = args.n - first_col < plan.tile_cols ? (int32_t)(args.n - first_col) : plan.tile_cols;
+                tile.extent.rows = min_i32(u.length, plan.tile_rows);
+                tile.extent.cols = cols_of(&plan, (int32_t)col, args.n);
                 if (!padding && u.length > 0) {
                     set_depth(&tile, (int32_t)args.k);
-                    describe_operand(&tile, 0, args.a + u.begin * args.k, args.k, tile.rows,
-                                     body_address(&plan, plan.a_scale, row, 0), plan.bodies * MX_GFX950_BODY_SCALES);
-                    describe_operand(&tile, 1, args.b + b_row * args.k, args.k, tile.cols,
-                                     body_address(&plan, plan.b_scale, (int64_t)u.group * plan.col_tiles + col, 0),
-                                     plan.bodies * MX_GFX950_BODY_SCALES);
+                    tile.extent.bodies = max_i32(1, tile.extent.bodies); // of zeros when k is 0: the bias counts still
+                    describe_operand(&plan, &tile, 0, args.a + u.begin * args.k, args.k, tile.extent.rows, row, 0);
+                    describe_operand(&plan, &tile, 1, args.b + b_row * args.k, args.k, tile.extent.cols,
+                                     (int64_t)u.group * plan.col_tiles + col, 0);
                 }
             }
             write_tile(&plan, i, &tile);
         }
         return;
     }
-    block -= tile_blocks;
-    if (block < plan.a_chunks) {
-        const int32_t row_tile = block / chunks;
-        find_units(walk, row_tile, 1);
-        const struct unit u = units[0];
-        if (u.length > 0 && u.group < walk.groups)
-            shuffle_rows(&plan, plan.a_scale, row_tile, block - row_tile * chunks,
-                         (const GLOBAL uint8_t *)args.a_scale + u.begin * row_scales, row_scales,
-                         min_i32(u.length, plan.tile_rows));
+    const struct chunk chunk = find_chunk(&plan, block - tile_blocks);
+    if (chunk.is_b) {
+        const int32_t group = chunk.row_block / plan.col_tiles, col = chunk.row_block - group * plan.col_tiles;
+        shuffle_rows(chunk, plan.bodies,
+                     (const GLOBAL uint8_t *)args.b_scale + (group * args.n + first_col_of(&plan, col)) * row_scales,
+                     row_scales, cols_of(&plan, col, args.n));
         return;
     }
-    block -= plan.a_chunks;
-    const int32_t row_block = block / chunks, group = row_block / plan.col_tiles;
-    const int64_t first_col = (int64_t)(row_block - group * plan.col_tiles) * plan.tile_cols;
-    const int64_t cols = args.n - first_col;
-    shuffle_rows(&plan, plan.b_scale, row_block, block - row_block * chunks,
-                 (const GLOBAL uint8_t *)args.b_scale + (group * args.n + first_col) * row_scales, row_scales,
-                 cols < plan.tile_cols ? (int32_t)cols : plan.tile_cols);
+    find_units(walk, chunk.row_block, 1);
+    const struct unit u = units[0];
+    if (u.length > 0 && u.group < walk.groups)
+        shuffle_rows(chunk, plan.bodies, (const GLOBAL uint8_t *)args.a_scale + u.begin * row_scales, row_scales,
+                     min_i32(u.length, plan.tile_rows));
 }
 
 KERNEL void mx_prepare_depth_gfx950(struct mx_depth_args args, struct mx_gfx950_plan plan) {
     const int64_t row_scales = args.depth / MX_BLOCK;
-    const int32_t chunks = (int32_t)mx_gfx950_div_up(plan.bodies, MX_GFX950_BODIES_PER_BLOCK);
     const int32_t tile_blocks = plan.prepare_blocks - plan.a_chunks - plan.b_chunks;
     const struct walk walk = {.offs = (const GLOBAL int32_t *)args.offs,
                               .groups = (int32_t)args.groups,
                               .limit = (int32_t)args.depth,
                               .unit_size = MX_GFX950_BODY,
                               .layout = args.plain ? PLAIN_DEPTH : OWN_DEPTH};
-    int32_t block = (int32_t)block_id();
+    const int32_t block = (int32_t)block_id();
     if (block < tile_blocks) {
         const int32_t first = block * MX_GFX950_TILES_PER_BLOCK, per_group = plan.row_tiles * plan.col_tiles;
         const int32_t first_group = first / per_group;
@@ -329,31 +376,30 @@ KERNEL void mx_prepare_depth_gfx950(struct mx_depth_args args, struct mx_gfx950_
                 tile_position((uint32_t)((int32_t)at - place * per_group), (uint32_t)plan.row_tiles,
                               (uint32_t)plan.col_tiles, &row, &col);
                 const struct unit u = units[place - first_group];
-                const int64_t first_row = (int64_t)row * plan.tile_rows, first_col = (int64_t)col * plan.tile_cols;
+                const int64_t first_row = (int64_t)row * plan.tile_rows, first_col = first_col_of(&plan, (int32_t)col);
                 tile.out = (char *)args.out +
                            ((u.group * args.n + first_row) * args.k + first_col) * type_bytes(args.out_type);
-                tile.rows =
+                tile.extent.rows =
                     min_i32(args.n - first_row < plan.tile_rows ? (int32_t)(args.n - first_row) : plan.tile_rows,
                             args.accumulate && !u.length ? 0 : plan.tile_rows);
-                tile.cols = args.k - first_col < plan.tile_cols ? (int32_t)(args.k - first_col) : plan.tile_cols;
+                tile.extent.cols = cols_of(&plan, (int32_t)col, args.k);
                 set_depth(&tile, u.length);
-                describe_operand(&tile, 0, args.a + first_row * args.depth + u.begin, args.depth, tile.rows,
-                                 body_address(&plan, plan.a_scale, row, u.number), plan.bodies * MX_GFX950_BODY_SCALES);
-                describe_operand(&tile, 1, args.b + first_col * args.depth + u.begin, args.depth, tile.cols,
-                                 body_address(&plan, plan.b_scale, col, u.number), plan.bodies * MX_GFX950_BODY_SCALES);
+                describe_operand(&plan, &tile, 0, args.a + first_row * args.depth + u.begin, args.depth,
+                                 tile.extent.rows, row, u.number);
+                describe_operand(&plan, &tile, 1, args.b + first_col * args.depth + u.begin, args.depth,
+                                 tile.extent.cols, col, u.number);
             }
             write_tile(&plan, i, &tile);
         }
         return;
     }
-    block -= tile_blocks;
-    const int is_b = block >= plan.a_chunks;
-    block -= is_b ? plan.a_chunks : 0;
-    const int32_t row_block = block / chunks, chunk = block - row_block * chunks;
-    const int32_t block_rows = is_b ? plan.tile_cols : plan.tile_rows;
-    const int64_t first_row = (int64_t)row_block * block_rows, rows = (is_b ? args.k : args.n) - first_row;
-    find_units(walk, chunk * MX_GFX950_BODIES_PER_BLOCK, MX_GFX950_BODIES_PER_BLOCK);
-    shuffle_depth(&plan, is_b ? plan.b_scale : plan.a_scale, row_block, chunk,
-                  (const GLOBAL uint8_t *)(is_b ? args.b_scale : args.a_scale) + first_row * row_scales, row_scales,
-                  rows < block_rows ? (int32_t)rows : block_rows);
+    const struct chunk chunk = find_chunk(&plan, block - tile_blocks);
+    const int64_t first_row =
+        chunk.is_b ? first_col_of(&plan, chunk.row_block) : (int64_t)chunk.row_block * plan.tile_rows;
+    const int32_t rows = chunk.is_b                            ? cols_of(&plan, chunk.row_block, args.k)
+                         : args.n - first_row < plan.tile_rows ? (int32_t)(args.n - first_row)
+                                                               : plan.tile_rows;
+    find_units(walk, chunk.first_body, MX_GFX950_BODIES_PER_BLOCK);
+    shuffle_depth(chunk, (const GLOBAL uint8_t *)(chunk.is_b ? args.b_scale : args.a_scale) + first_row * row_scales,
+                  row_scales, rows);
 }

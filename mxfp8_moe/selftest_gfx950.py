@@ -80,12 +80,12 @@ def _both_readings(device: torch.device) -> contextlib.AbstractContextManager[No
 
 
 def _probe(device: torch.device, inputs: dict[str, Tensor], scalar: int = 0) -> dict[str, Tensor]:
-    """Runs both probes; inputs that are not given are 0. Outputs are filled with the mark before."""
+    """Runs both probes; inputs that are not given are 0, offsets `OFFSETS`. Outputs are filled with the mark before."""
     words = {"a": 512, "b": 512, "a_scale": 64, "b_scale": 64, "c": 256, "offset": 64, "from_": SIZE // 4}
     outputs = {"d": 4096, "loaded": 256, "loaded_word": 64, "copied": 512, "to": SIZE // 4, "to_word": SIZE // 4}
     tensors = {name: torch.zeros(count, dtype=torch.int32) for name, count in words.items()}
     tensors |= {name: torch.full((count,), MARK - 2**32, dtype=torch.int32) for name, count in outputs.items()}
-    for name, tensor in inputs.items():
+    for name, tensor in (inputs | {"offset": OFFSETS.to(torch.uint32)}).items():
         tensors[name] = tensor.contiguous().view(torch.uint8).flatten().view(torch.int32)
         assert len(tensors[name]) == words[name], name
     tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
@@ -210,8 +210,7 @@ def _loaded(source: Tensor, offsets: Tensor, scalar: int, width: int, counted: b
 def check_memory(device: torch.device) -> str:
     """Loads outside give 0, stores outside write nothing; and which reading of the range check the device has."""
     source = torch.arange(1, SIZE // 4 + 1, dtype=torch.int32)
-    offset = OFFSETS.to(torch.int64).to(torch.uint32).view(torch.int32)
-    plain, shifted = (_probe(device, {"from_": source, "offset": offset}, scalar) for scalar in (0, SCALAR))
+    plain, shifted = (_probe(device, {"from_": source}, scalar) for scalar in (0, SCALAR))
     fitting = []
     for counted, per_word, zeros in product((True, False), (True, False), (True, False)):
         fits = True

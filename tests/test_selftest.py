@@ -184,7 +184,7 @@ def test_wrong_lane_map_is_found(monkeypatch, gfx950, name: str, wrong: Any, exp
 
 
 def test_memory_that_fits_no_reading_is_found(monkeypatch, gfx950, device) -> None:
-    monkeypatch.setattr(selftest_gfx950, "BYTES", selftest_gfx950.BYTES + 4)  # of which the device is told too ...
+    monkeypatch.setattr(selftest_gfx950, "BYTES", selftest_gfx950.BYTES - 4)  # of which the device is told too ...
     assert not selftest.run("buffers", selftest_gfx950.check_memory, device).failed
     genuine = selftest_gfx950._loaded
     monkeypatch.setattr(selftest_gfx950, "_loaded", lambda *args: genuine(*args).roll(1, 0))  # ... but not of this

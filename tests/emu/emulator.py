@@ -11,6 +11,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from typing import ClassVar
 
 import numpy as np
 
@@ -163,6 +164,8 @@ def check(code):
 class Buffer:
     """Device memory of exactly the given size."""
 
+    live: ClassVar[set[int]] = set()
+
     def __init__(self, data):
         """data: a numpy array to copy in, or a number of bytes left as junk."""
         lib = library()
@@ -170,6 +173,7 @@ class Buffer:
         p = ctypes.c_void_p()
         check(lib.hipMalloc(ctypes.byref(p), ctypes.c_size_t(size)))
         self.ptr, self.size = p.value, size
+        self.live.add(p.value)
         if not isinstance(data, int):
             data = np.ascontiguousarray(data)
             check(lib.hipMemcpy(p, data.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(size), 1))
@@ -184,7 +188,14 @@ class Buffer:
         return out.view(dtype).reshape(shape)
 
     def free(self):
+        self.live.remove(self.ptr)
         check(library().hipFree(ctypes.c_void_p(self.ptr)))
+
+    @classmethod
+    def free_all(cls):
+        """What callers that failed did not free."""
+        while cls.live:
+            check(library().hipFree(ctypes.c_void_p(cls.live.pop())))
 
 
 class Module:
@@ -237,7 +248,9 @@ def set_option(name, value):
 DEFAULTS = {
     "SEED": 0,
     "STRICT": 1,
+    "RACES": 1,
     "OOB": "stop",
+    "FILL": "zero",
     "RANGE": "rj",
     "SADDR": "zext",
     "FP8_EDGE": "round",

@@ -533,6 +533,7 @@ def test_landing_shows_a_missing_store_wait():
         " v_mov_b32_e32 v2, 7\n global_store_dword v1, v2, s[4:5]\n s_mov_b64 exec, s[8:9]\n {wait} s_barrier\n"
         " global_load_dword v3, v1, s[4:5]\n s_waitcnt vmcnt(0)\n global_store_dword v4, v3, s[4:5] offset:256\n"
     )
+    set_option("RACES", 0)
     for wait, kinds in (("", 2), ("s_waitcnt vmcnt(0)\n", 1)):
         seen = set()
         for seed in range(12):
@@ -545,6 +546,7 @@ def test_blocks_interleave_by_seed():
     """Two blocks store to one place: which comes last depends on the seed, and on nothing else."""
     body = PTR1 + "v_mov_b32_e32 v2, s2\n v_mov_b32_e32 v1, 0\n global_store_dword v1, v2, s[4:5]\n"
     last = []
+    set_option("RACES", 0)
     for seed in [*range(12), *range(12)]:
         set_option("SEED", seed)
         last.append(run_asm(body, 4, grid=2).view(np.uint32)[0])
@@ -579,3 +581,21 @@ def test_byte_and_instruction_counters():
     assert counter("global_load_dword") == 1
     assert counter("insts") == 7
     assert counter("smem_bytes") == 16
+
+
+@pytest.mark.parametrize(("reading", "kept"), [("zero", False), ("keep", True)])
+def test_fill_out_of_range(reading, kept):
+    """An LDS copy from past num_records writes zeros, or leaves what was there."""
+    set_option("OOB", "zero")
+    set_option("FILL", reading)
+    body = (
+        PTR
+        + RSRC.format(records=128)
+        + (
+            "v_mov_b32_e32 v2, 5\n ds_write_b32 v1, v2\n s_waitcnt lgkmcnt(0)\n s_mov_b32 m0, 0\n s_nop 0\n"
+            "buffer_load_dword v1, s[8:11], 0 offen lds\n s_waitcnt vmcnt(0)\n ds_read_b32 v3, v1\n"
+            "s_waitcnt lgkmcnt(0)\n global_store_dword v1, v3, s[4:5]\n"
+        )
+    )
+    got = run_asm(body, 256, [np.arange(100, 164, dtype=np.uint32)], lds=1024).view(np.uint32)
+    assert got.tolist() == [*range(100, 132), *[5 if kept else 0] * 32]

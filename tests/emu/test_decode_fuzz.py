@@ -185,15 +185,16 @@ def forms(name, enc, op, r):
         ]
     else:
         seg, store, lds = {GLOBAL: 2, SCRATCH: 1, FLAT: 0}[enc], "store" in name, "_lds_" in name
+        atomic = "_atomic_" in name
         saddr = r.choice([0x7F, sgpr(r)]) if enc != FLAT else 0
         sve = r.getrandbits(1) << 13 if enc == SCRATCH else 0
         cache = r.choice([0, 1 << 16, 1 << 17, 1 << 25])
         yield [
             0xDC000000 | op << 18 | seg << 14 | sve | cache | r.getrandbits(12 if enc == FLAT else 13),
-            (0 if store or lds else vgpr(r)) << 24
+            (0 if store or lds or (atomic and cache != 1 << 16) else vgpr(r)) << 24
             | (0 if lds else r.getrandbits(1)) << 23
             | saddr << 16
-            | (vgpr(r) if store else 0) << 8
+            | (vgpr(r) if store or atomic else 0) << 8
             | (vgpr(r) if enc != SCRATCH or sve else 0),
         ]
 

@@ -15,6 +15,15 @@ def tool(*command: object) -> str:
 
 
 @dataclass
+class Body:
+    """One tile shape's part of a kernel, as indices of instructions."""
+
+    loop: tuple[int, int]  # first and past the last
+    prologue: list[int]
+    epilogue: list[int]
+
+
+@dataclass
 class Kernel:
     name: str
     text: list[str] = field(default_factory=list)  # one instruction each
@@ -29,18 +38,46 @@ class Kernel:
     def count(self, pattern: str, first: int = 0, end: int | None = None) -> int:
         return sum(bool(re.match(pattern, line)) for line in self.text[first:end])
 
-    @property
-    def main_loop(self) -> tuple[int, int]:
-        """First and past-the-last instruction of the one loop with matrix instructions."""
-        loops = [(to, at + 1) for at, to in self.target.items() if to <= at and self.count("v_mfma", to, at)]
-        assert len(loops) == 1, f"{self.name}: {len(loops)} loops with matrix instructions"
-        return loops[0]
+    def count_at(self, pattern: str, indices: list[int]) -> int:
+        return sum(bool(re.match(pattern, self.text[i])) for i in indices)
 
-    @property
-    def epilogue(self) -> tuple[int, int]:
-        """From the loop's end to what tiles without products do, which the prologue branches to."""
-        start, end = self.main_loop
-        return end, min(to for at, to in self.target.items() if at < start and to >= end)
+    def next(self, index: int) -> list[int]:
+        """What may be executed after an instruction."""
+        op = self.op(index)
+        after = [] if op in ("s_branch", "s_endpgm") else [index + 1]
+        return [*after, *([self.target[index]] if index in self.target else [])]
+
+    def reached(self, starts: list[int], edges: dict[int, list[int]], without: set[int]) -> set[int]:
+        seen, todo = set(), [i for i in starts if i not in without]
+        while todo:
+            if (i := todo.pop()) not in seen:
+                seen.add(i)
+                todo += [n for n in edges[i] if n not in without]
+        return seen
+
+    @functools.cached_property
+    def bodies(self) -> list[Body]:
+        """Each straight loop with matrix instructions, what can run before it and what after; no path leads back."""
+        loops = [
+            (to, at + 1)
+            for at, to in self.target.items()
+            if to <= at and self.count("v_mfma", to, at) and not self.count(".*branch", to, at)
+        ]
+        edges = {i: self.next(i) for i in range(len(self.text))}
+        back: dict[int, list[int]] = {i: [] for i in edges}
+        for i, after in edges.items():
+            for n in after:
+                back[n].append(i)
+        inside = {i for first, end in loops for i in range(first, end)}
+        outside = self.reached([0], edges, inside)
+        found = []
+        for first, end in sorted(loops):
+            before = self.reached([i for i in back[first] if i not in inside], back, inside) & outside
+            after = self.reached([n for n in edges[end - 1] if n != first], edges, inside)
+            assert not before & after, f"{self.name}: a path back to the loop"
+            found.append(Body((first, end), sorted(before), sorted(after)))
+        assert found, self.name
+        return found
 
 
 def disassemble(path: object) -> dict[str, Kernel]:

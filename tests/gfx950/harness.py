@@ -65,8 +65,11 @@ class Plan(ctypes.Structure):
     _fields_ = (
         [("workspace", ctypes.c_void_p)]
         + [(n, ctypes.c_int64) for n in ("a_scale", "b_scale", "bytes", "bodies")]
-        + [(n, ctypes.c_int32) for n in ("tile_rows", "tile_cols", "row_tiles", "col_tiles", "a_chunks", "b_chunks",
-                                         "blocks", "prepare_blocks")]
+        + [
+            (n, ctypes.c_int32)
+            for n in ("tile_rows", "tile_cols", "wide_tiles", "b_lane_scales", "row_tiles", "col_tiles", "a_chunks",
+                      "b_chunks", "blocks", "prepare_blocks")
+        ]
     )  # fmt: skip
 
 
@@ -121,22 +124,39 @@ def kernel_names(op: str) -> list[str]:
     return names
 
 
+def sizes(op: str, rows: int, cols: int, depth: int, groups: int, bf16: bool = True, add: bool = False):
+    """Arguments that have sizes only, as far as plans and choices look."""
+    if op == "rows":
+        return Rows(m=rows, n=cols, k=depth, groups=groups, out_type=not bf16)
+    return Depth(n=rows, k=cols, depth=depth, groups=groups, out_type=not bf16, accumulate=add)
+
+
+def chosen(op: str, args: ctypes.Structure) -> str:
+    return kernel_names(op)[getattr(host(), f"choose_{op}")(ctypes.byref(args))]
+
+
+def planned(op: str, tile_rows: int, tile_cols: int, **of: int) -> Plan:
+    plan = Plan()
+    getattr(host(), f"plan_{op}")(ctypes.byref(sizes(op, **of)), None, tile_rows, tile_cols, ctypes.byref(plan))
+    return plan
+
+
 def call(
     op: str,
     args: ctypes.Structure,
     kernel: str | None = None,
-    tile_rows: int | None = None,
+    tile: str | None = None,
     gemm: Module | None = None,
 ) -> str:
     """Launches prepare and the GEMM; the workspace holds junk before and has exactly the planned size.
 
-    `gemm` takes the place of the GEMMs' code object.
+    `tile` ("128x256") takes the place of the tile of the choice, `gemm` of the GEMMs' code object.
     """
     lib = host()
     if kernel is None:
-        kernel = kernel_names(op)[getattr(lib, f"choose_{op}")(ctypes.byref(args))]
-    if tile_rows:
-        kernel = re.sub(r"gfx950_\d+x", f"gfx950_{tile_rows}x", kernel)
+        kernel = chosen(op, args)
+    if tile:
+        kernel = re.sub(r"gfx950_\d+x\d+", f"gfx950_{tile}", kernel)
     rows, cols = map(int, re.search(r"gfx950_(\d+)x(\d+)", kernel).groups())
     plan = Plan()
     getattr(lib, f"plan_{op}")(ctypes.byref(args), None, rows, cols, ctypes.byref(plan))
@@ -206,14 +226,14 @@ def gemm_rows(
     bias: Tensor | None = None,
     kernel=None,
     shift=0,
-    tile_rows=None,
+    tile=None,
     gemm: Module | None = None,
 ) -> Tensor:
     (m, k), (groups, n) = a.data.shape, b.data.shape[:2]
     buffers = [upload(t) for t in (a.data, a.scale, b.data, b.scale, offs, bias)]
     out = Out((m, n), dtype, shift=shift)
     args = Rows(*map(pointer, buffers), out.ptr, m, n, k, groups, int(dtype == torch.float32))
-    call("rows", args, kernel, tile_rows, gemm)
+    call("rows", args, kernel, tile, gemm)
     for buffer in buffers:
         if buffer:
             buffer.free()
@@ -221,7 +241,15 @@ def gemm_rows(
 
 
 def gemm_depth(
-    a, b, offs: Tensor, dtype=torch.bfloat16, add: Tensor | None = None, plain=False, kernel=None, shift=0
+    a,
+    b,
+    offs: Tensor,
+    dtype=torch.bfloat16,
+    add: Tensor | None = None,
+    plain=False,
+    kernel=None,
+    shift=0,
+    tile=None,
 ) -> Tensor:
     (n, depth), k, groups = a.data.shape, b.data.shape[0], len(offs)
     buffers = [upload(t) for t in (a.data, a.scale, b.data, b.scale, offs)]
@@ -231,7 +259,7 @@ def gemm_depth(
     args = Depth(
         *map(pointer, buffers), out.ptr, n, k, depth, groups, int(dtype == torch.float32), add is not None, plain
     )
-    call("depth", args, kernel)
+    call("depth", args, kernel, tile)
     for buffer in buffers:
         if buffer:
             buffer.free()

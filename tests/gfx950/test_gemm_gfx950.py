@@ -7,16 +7,27 @@ where the two readings of a buffer's range check differ.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import reference as ref
 import torch
 from emulator import counter, library, set_option
-from harness import gemm_depth, gemm_rows, kernel_names
+from harness import chosen, gemm_depth, gemm_rows, kernel_names, planned, sizes
 from inputs import Operand, offs_of, quantizer_layout, random_operand
 
 CPU = torch.device("cpu")
 BF16, F32 = torch.bfloat16, torch.float32
+
+
+def tiles(op):
+    """The tiles of a table; "256x320" has tiles of 256x256 as well."""
+    return sorted({re.search(r"gfx950_(\d+x\d+)", name)[1] for name in kernel_names(op)})
+
+
+every_rows_tile = pytest.mark.parametrize("tile", tiles("rows"))
+every_depth_tile = pytest.mark.parametrize("tile", tiles("depth"))
 
 
 def codes(t: torch.Tensor) -> torch.Tensor:
@@ -32,10 +43,10 @@ def rows_case(lengths, n, k, tail=0, kind="finite", seed=1):
     return a, b, offs_of(lengths)
 
 
-def check_rows(lengths, n, k, tail=0, dtype=BF16, bias=False, kind="finite", shift=0, tile_rows=None):
+def check_rows(lengths, n, k, tail=0, dtype=BF16, bias=False, kind="finite", shift=0, tile=None):
     a, b, offs = rows_case(lengths, n, k, tail, kind)
     b_bias = torch.randn(len(lengths), n, generator=torch.Generator().manual_seed(3)) * 100 if bias else None
-    got = gemm_rows(a, b, offs, dtype, b_bias, shift=shift, tile_rows=tile_rows)
+    got = gemm_rows(a, b, offs, dtype, b_bias, shift=shift, tile=tile)
     used = sum(lengths)
     live = Operand(a.data[:used], a.scale[:used])
     exact = ref.grouped_rows(*live, *b, offs, b_bias)
@@ -64,11 +75,11 @@ def plain_case(blocks, n, k, tail=0, kind="finite", seed=1):
     return a, b, offs_of(lengths)
 
 
-def check_depth(case, n, k, dtype=BF16, add=False, plain=False, shift=0):
+def check_depth(case, n, k, dtype=BF16, add=False, plain=False, shift=0, tile=None):
     a, b, offs = case
     groups = len(offs)
     start = torch.randn(groups, n, k, generator=torch.Generator().manual_seed(3)) * 1000 if add else None
-    got = gemm_depth(a, b, offs, dtype, start, plain, shift=shift)
+    got = gemm_depth(a, b, offs, dtype, start, plain, shift=shift, tile=tile)
     exact = ref.grouped_depth(*a, *b, offs, plain=plain, add=start)
     ref.assert_close(got, exact)
     for group, (begin, end) in enumerate(ref.bounds(offs)):
@@ -80,12 +91,14 @@ def check_depth(case, n, k, dtype=BF16, add=False, plain=False, shift=0):
 # ---------------------------------------------------------------------------------------------------- gemm_depth
 
 
+@every_depth_tile
 @pytest.mark.parametrize("seed", range(3))
-def test_depth_whole_tile(seed):
+def test_depth_whole_tile(seed, tile):
     set_option("SEED", seed)
     set_option("LANDING", ("seed", "early", "late")[seed])
     library().emu_reset_counters()
-    check_depth(own_case([256, 0, 600], 256, 256, seed=seed), 256, 256)
+    k = int(tile[4:])
+    check_depth(own_case([256, 0, 600], 256, k, seed=seed), 256, k, tile=tile)
     assert counter("lds_conflicts") == 0
 
 
@@ -100,9 +113,10 @@ OWN = [  # lengths, n, k, columns past the last group
 ]
 
 
+@every_depth_tile
 @pytest.mark.parametrize(("lengths", "n", "k", "tail"), OWN, ids=str)
-def test_depth_own_layout(lengths, n, k, tail):
-    check_depth(own_case(lengths, n, k, tail), n, k)
+def test_depth_own_layout(lengths, n, k, tail, tile):
+    check_depth(own_case(lengths, n, k, tail), n, k, tile=tile)
 
 
 PLAIN = [
@@ -114,12 +128,14 @@ PLAIN = [
 ]
 
 
+@every_depth_tile
 @pytest.mark.parametrize(("blocks", "n", "k", "tail"), PLAIN, ids=str)
-def test_depth_plain_layout(blocks, n, k, tail):
+def test_depth_plain_layout(blocks, n, k, tail, tile):
     """Starts at any multiple of 32; NaN in the padding needs no clearing here."""
-    check_depth(plain_case(blocks, n, k, tail), n, k, plain=True)
+    check_depth(plain_case(blocks, n, k, tail), n, k, plain=True, tile=tile)
 
 
+@every_depth_tile
 @pytest.mark.parametrize("layout", ["own", "plain"])
 @pytest.mark.parametrize(("dtype", "add"), [(BF16, False), (F32, False), (F32, True)], ids=["bf16", "f32", "add"])
 @pytest.mark.parametrize(
@@ -127,10 +143,10 @@ def test_depth_plain_layout(blocks, n, k, tail):
     [(40, 264, 0), (33, 257, 0), (7, 5, 0), (20, 64, 4), (260, 30, 8)],
     ids=["wide", "odd", "tiny", "base", "even"],
 )
-def test_depth_outputs(layout, dtype, add, n, k, shift):
+def test_depth_outputs(layout, dtype, add, n, k, shift, tile):
     """Every way to write, tails of rows and columns, bases that are not 16-byte aligned; nothing around is touched."""
     case = own_case([130, 0, 40], n, k, 20) if layout == "own" else plain_case([3, 0, 1], n, k, 32)
-    check_depth(case, n, k, dtype, add, layout == "plain", shift)
+    check_depth(case, n, k, dtype, add, layout == "plain", shift, tile)
 
 
 def test_depth_bf16_at_odd_halfwords():
@@ -189,16 +205,13 @@ def test_depth_nothing_to_contract():
 # ----------------------------------------------------------------------------------------------------- gemm_rows
 
 
-both_heights = pytest.mark.parametrize("tile_rows", [256, 128])
-
-
-@both_heights
+@every_rows_tile
 @pytest.mark.parametrize("seed", range(3))
-def test_rows_whole_tile(seed, tile_rows):
+def test_rows_whole_tile(seed, tile):
     set_option("SEED", seed)
     set_option("LANDING", ("seed", "early", "late")[seed])
     library().emu_reset_counters()
-    check_rows([256], 256, 640, tile_rows=tile_rows)
+    check_rows([256], int(tile[4:]), 640, tile=tile)
     assert counter("lds_conflicts") == 0
 
 
@@ -217,20 +230,20 @@ ROWS = [  # lengths, n, k, rows past the last group
 ]
 
 
-@both_heights
+@every_rows_tile
 @pytest.mark.parametrize(("lengths", "n", "k", "tail"), ROWS, ids=str)
-def test_rows(lengths, n, k, tail, tile_rows):
-    check_rows(lengths, n, k, tail, tile_rows=tile_rows)
+def test_rows(lengths, n, k, tail, tile):
+    check_rows(lengths, n, k, tail, tile=tile)
 
 
-@both_heights
+@every_rows_tile
 @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])
 @pytest.mark.parametrize(
     ("n", "shift"), [(264, 0), (257, 0), (5, 0), (64, 4), (30, 8)], ids=["wide", "odd", "tiny", "base", "even"]
 )
-def test_rows_outputs(n, shift, dtype, bias, tile_rows):
-    check_rows([140, 0, 3], n, 96, 9, dtype, bias, shift=shift, tile_rows=tile_rows)
+def test_rows_outputs(n, shift, dtype, bias, tile):
+    check_rows([140, 0, 3], n, 96, 9, dtype, bias, shift=shift, tile=tile)
 
 
 def test_rows_bytes_past_k_do_not_count():
@@ -266,6 +279,94 @@ def test_rows_no_tokens():
     assert got.shape == (0, 24)
 
 
+# ------------------------------------------------------------------------------------------------------- the choice
+
+
+@pytest.mark.parametrize(
+    ("op", "rows", "cols", "depth", "groups", "tile"),
+    [
+        ("rows", 65536, 1408, 2048, 64, "256x320"),  # 2 x 320 + 3 x 256
+        ("rows", 98304, 2880, 2880, 32, "256x320"),  # 9 x 320
+        ("rows", 131072, 7168, 2048, 32, "256x320"),
+        ("rows", 16384, 256, 7168, 8, "128x256"),  # 68 tiles of 256 rows would leave most CUs without one
+        ("rows", 4096, 2048, 7168, 64, "128x256"),  # 64 tokens a group
+        ("rows", 64, 2048, 7168, 8, "128x128"),  # few tiles: smaller ones reach more CUs
+        ("rows", 62000, 128, 7168, 8, "256x128"),
+        ("rows", 300, 100, 512, 4, "128x128"),
+        ("depth", 2048, 7168, 131072, 32, "256x320"),
+        ("depth", 2048, 1024, 131072, 32, "256x256"),
+        ("depth", 512, 512, 4096, 4, "128x128"),
+    ],
+)
+def test_choice_of_tile(op, rows, cols, depth, groups, tile):
+    assert f"_{tile}_" in chosen(op, sizes(op, rows, cols, depth, groups))
+
+
+def test_choice_fits_the_output():
+    """Of sizes of every kind there is a kernel; its type, addition and alignment are those asked for."""
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        rows, cols, depth, groups = (int(2 ** rng.uniform(0, 17)) for _ in range(4))
+        for bf16 in (True, False):
+            name = chosen("rows", sizes("rows", rows, cols, depth, groups, bf16))
+            assert name.endswith(("bf16" if bf16 else "f32") + ("_any" if cols % 8 else "")), (name, cols)
+            name = chosen("depth", sizes("depth", rows, cols, depth, groups, bf16))
+            assert name.endswith(("bf16" if bf16 else "f32") + ("_any" if cols % 8 else "")), (name, cols)
+        assert chosen("depth", sizes("depth", rows, cols, depth, groups, bf16=False, add=True)).endswith("_add")
+
+
+def test_same_bits_in_every_tile():
+    a, b, offs = rows_case([300, 20], 640, 352)
+    rows = [gemm_rows(a, b, offs, tile=tile) for tile in tiles("rows")]
+    a, b, offs = own_case([300, 20], 264, 640)
+    depth = [gemm_depth(a, b, offs, tile=tile) for tile in tiles("depth")]
+    for got in (rows, depth):
+        for other in got[1:]:
+            ref.assert_same_bits(other, got[0])
+
+
+# ------------------------------------------------------------------------------------------------ 320 and 256 columns
+
+
+# Columns: all ways to end in a tile of either width, first those of whole 8.
+WIDE = [320, 312, 264, 256, 576, 640, 904, 1288, 319, 293, 261, 577, 651]
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])
+@pytest.mark.parametrize("n", WIDE)
+def test_wide_rows(n, dtype):
+    check_rows([30, 0, 257, 1], n, 96 if n % 64 else 352, 9, dtype, bias=n % 4 == 0, tile="256x320")
+    if n % 8 == 0:
+        check_rows([30, 0, 1], n, 96, 9, dtype, tile="256x320")
+
+
+@pytest.mark.parametrize("layout", ["own", "plain"])
+@pytest.mark.parametrize(("dtype", "add"), [(BF16, False), (F32, False), (F32, True)], ids=["bf16", "f32", "add"])
+@pytest.mark.parametrize("k", [320, 576, 293, 651])
+def test_wide_depth(k, dtype, add, layout):
+    case = own_case([130, 0, 40, 1], 33, k, 20) if layout == "own" else plain_case([9, 0, 1], 33, k, 32)
+    check_depth(case, 33, k, dtype, add, layout == "plain", tile="256x320")
+
+
+@pytest.mark.parametrize("op", ["rows", "depth"])
+@pytest.mark.parametrize("cols", range(768, 3200, 64))
+def test_columns_without_waste(op, cols):
+    """320 and 256 cover every multiple of 64 from 768 up."""
+    plan = planned(op, 256, 320, rows=1024, cols=cols, depth=1024, groups=4)
+    assert plan.tile_cols == 256
+    assert 320 * plan.wide_tiles + 256 * (plan.col_tiles - plan.wide_tiles) == cols
+
+
+def test_no_bank_conflicts_on_the_way_out():
+    """Whole tiles through LDS."""
+    library().emu_reset_counters()
+    for tile in tiles("rows"):
+        check_rows([256], int(tile[4:]), 96, bias=True, tile=tile)
+    for tile in tiles("depth"):
+        check_depth(own_case([40], 256, int(tile[4:])), 256, int(tile[4:]), add=True, tile=tile)
+    assert counter("lds_conflicts") == 0
+
+
 # ----------------------------------------------------------------------------------------------- both readings, bits
 
 
@@ -274,8 +375,10 @@ def test_either_reading_of_the_range_check(reading):
     """With and without the scalar offset in a buffer's range check: no access differs (that stops the run)."""
     set_option("RANGE", reading)
     check_depth(own_case([200, 0, 330], 40, 264, 20), 40, 264)
-    check_rows([40, 261], 40, 352, 9, tile_rows=256)
-    check_rows([40, 261], 40, 352, 9, tile_rows=128)
+    for tile in tiles("depth"):
+        check_depth(own_case([200, 0, 330], 40, 576, 20), 40, 576, tile=tile)
+    for tile in tiles("rows"):
+        check_rows([40, 261], 576, 352, 9, tile=tile)
 
 
 def test_exact_integers():
@@ -316,10 +419,11 @@ def test_every_kernel_of_the_tables():
 
 
 def test_several_tiles_both_ways():
-    """3 x 3 tiles a group, so that the 2x2 order has a last single row and column."""
-    check_depth(own_case([64, 32], 600, 520, kind="positive"), 600, 520)
-    for tile_rows in (256, 128):
-        check_rows([300, 270, 10], 520, 64, 200, kind="positive", tile_rows=tile_rows)
+    """3 x 3 tiles a group and more, so that the 2x2 order has a last single row and column."""
+    for tile in tiles("depth"):
+        check_depth(own_case([64, 32], 600, 840, kind="positive"), 600, 840, tile=tile)
+    for tile in tiles("rows"):
+        check_rows([300, 270, 10], 840, 64, 200, kind="positive", tile=tile)
 
 
 def test_prepare_writes_all_that_is_read():
@@ -337,14 +441,17 @@ def test_random_calls(seed):
     set_option("THREADS", 1 + seed % 2)
     groups = int(rng.integers(1, 7))
     lengths = [int(rng.choice([0, rng.integers(1, 40), rng.integers(1, 400), 128, 256])) for _ in range(groups)]
-    n, tail = int(rng.choice([rng.integers(1, 40), 8 * rng.integers(1, 40), 264])), int(rng.choice([0, 1, 300]))
+    n, tail = int(rng.choice([rng.integers(1, 40), 8 * rng.integers(1, 90), 264])), int(rng.choice([0, 1, 300]))
     dtype = (BF16, F32)[int(rng.integers(2))]
+    shift = int(rng.choice([0, 4]))
     if seed % 2:
-        k = int(rng.choice([rng.integers(1, 40), 8 * rng.integers(1, 40)]))
+        k = int(rng.choice([rng.integers(1, 40), 8 * rng.integers(1, 90)]))
         add, plain = bool(rng.integers(2)), bool(rng.integers(2))
         case = plain_case([x // 32 for x in lengths], n, k, tail // 32 * 32) if plain else own_case(lengths, n, k, tail)
-        check_depth(case, n, k, dtype, add, plain, shift=int(rng.choice([0, 4])))
+        tile = rng.choice(tiles("depth"))
+        check_depth(case, n, k, dtype, add, plain, shift, tile)
     else:
         k = 32 * int(rng.choice([1, 2, 3, 5, 8, 11, 16, 20]))
-        check_rows(lengths, n, k, tail, dtype, bool(rng.integers(2)), shift=int(rng.choice([0, 4])),
-                   tile_rows=int(rng.choice([128, 256])))  # fmt: skip
+        bias = bool(rng.integers(2))
+        tile = rng.choice(tiles("rows"))
+        check_rows(lengths, n, k, tail, dtype, bias, shift=shift, tile=tile)

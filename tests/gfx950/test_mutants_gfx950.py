@@ -1,92 +1,143 @@
-"""The tests must notice a kernel that is wrong.
+"""The emulator and the calls of a kernel must notice a kernel that is wrong: mutants of every built gfx950 kernel.
 
-A mutant of the source is built apart and has to fail some of test_gemm_gfx950; mutants of the built code object have to
-fail one whole tile.
+`pytest -s` prints the mutants by kind and operation, and each survivor with the reason.
 """
 
 from __future__ import annotations
 
+import collections
 import os
 import re
-import shutil
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
-import reference as ref
-import torch
-from emulator import library
-from harness import KERNELS, code_object, gemm_rows
-from inputs import offs_of, random_operand
-from mutants import report, survivors
+from emulator import reset
+from mutant_subjects import kernels, subject
+from mutants import Mutant, Result, hunt
 
-CPU = torch.device("cpu")
+SEED = 1
 
-HERE = Path(__file__).resolve().parent
-GEMM, PREPARE = "gemm_gfx950.c", "prepare_gfx950.c"
-MUTANTS = {  # what is wrong: file, text, what stands there instead
-    "fills used before they arrive": (GEMM, "WAIT_ALL_WAVES(16); ", "WAIT_ALL_WAVES(20); "),
-    "same, 128x256": (GEMM, "WAIT_ALL_WAVES(12); ", "WAIT_ALL_WAVES(16); "),
-    "no wait for LDS reads before a barrier": (GEMM, "| 0x70)", "| 0xf70)"),
-    "no barrier": (GEMM, "__builtin_amdgcn_s_barrier();", ";"),
-    "fills go on past the contraction": (GEMM, "(past_ << 23)", "(past_ & 0)"),
-    "columns past the tile are stored": (GEMM, "? at * size : OUTSIDE", "? at * size : at * size"),
-    "A's and B's scale bytes exchanged": (GEMM, "j, b_scale, i, a_scale)", "j, a_scale, i, b_scale)"),
-    "fragments' columns in another order": (GEMM, "from + low + t * 16 * STEP", "from + low + (t ^ 1) * 16 * STEP"),
-    "scales of rows outside not zero": (PREPARE, "if (row < rows && block < blocks)", "if (block < blocks)"),
-    "scales of the neighbouring lane": (PREPARE,
-                                        "step * 4 + (int32_t)(lane >> 4)", "step * 4 + (int32_t)(lane >> 4 ^ 1)"),
-    "groups not clamped": (PREPARE, "end = max_u32(begin, min_u32((uint32_t)max_i32(w->offs[w->group], 0), limit));",
-                           "end = (uint32_t)w->offs[w->group];"),
-    "rows past the last group not zeroed": (PREPARE, "(w->layout == ROWS)", "(w->layout == ROWS && 0)"),
-}  # fmt: skip
-CASES = "whole_tile or depth_own_layout or test_rows or bad_offsets or outputs"
+# Mutants that are the same kernel, proven: (kernel, kind, the >instruction< among those around it, argument).
+EQUAL = [
+    ("gemm", "vmcnt [+] 1", r">s_waitcnt vmcnt\((16|12)\) lgkmcnt\(0\)<; s_barrier",
+     "in the step that follows the scales' two loads they count as well, so that its waits have a slack of two (the "
+     "mutants 'vmcnt + 3' of the same waits are caught)"),
+    ("gemm", "EXEC mask dropped|comparison", r"s_and_saveexec_b64 \S+, vcc<?; s_cbranch_execz \d+;.*; ds_write_b128",
+     "the loop that clears LDS begins with every lane below its end"),
+    ("gemm", "comparison", r">s_cmpk_gt_i32 s\d+, 0xff<", "a depth is a multiple of 32, so never 255"),
+    ("gemm", "operation", r"v_lshlrev_b32_e32 (v\d+), 23, \1.*>v_add_u32_e32 v\d+, v\d+, \1<",
+     "a fill past the contraction's end by p = 32 to 448 adds p << 23; subtracted it is (512 - p) << 23, as far out"),
+    ("gemm", "lgkmcnt", r"s_cbranch_execnz \d+; s_or_b64 exec, exec, \S+; >s_waitcnt lgkmcnt\(0\)<",
+     "the wait for the scales' addresses, lgkmcnt(0) before the first fill, waits for the cleared LDS as well"),
+]  # fmt: skip
+
+# Why mutants survive: (kernel, kind, the >instruction< among those around it, reason). They count as not caught.
+SURVIVORS = [
+    ("gemm", "LDS data register", r">ds_write_b128 v\d+, v\[",
+     "LDS is cleared only so that it holds no NaN where a fill writes nothing; neither do the other registers"),
+    ("gemm", "vmcnt", r">s_waitcnt vmcnt\(0\) lgkmcnt\(0\)<",
+     "more than 63 loads and stores follow the last fills, and the counter lets no more be in flight"),
+    ("gemm", "constant", r">v_lshlrev_b32_e32 v\d+, 23,", "only operands of 2^27 bytes and more tell its bits apart"),
+    ("gemm", "constant", r">v_and_b32_e32 v\d+, 24,", "the bit that is added to the mask is 0 in the masked value"),
+    ("gemm", "EXEC|comparison|branch|operation|constant", r"global_store|s_orn2_b64|s_load_dwordx2 \S+ \S+ 0x140|0x200",
+     "loops that store zeros, or bf16 elements from LDS: they store the same twice, or take a single turn"),
+    ("prepare", "store", r"offset:3(52|68)<", "the fields of a tile description that are not used"),
+    ("", "branch inverted", ">s_cbranch_exec", "EXEC is 0 each time, and what the branch skips does nothing then"),
+    ("", "SGPR|constant|operation",
+     r">(s_(mul_hi|ashr|lshr|addc|subb)\w*|v_ashrrev_i32_e32 v\d+, 31)|s_mul_hi_u32 [^>]*>s_add_i32",
+     "the upper half of a 64-bit number, 0 in all calls but a few"),
+    ("", "comparison|and, or", r">(v_cmp_\w\w_i64|s_and_b64 \S+ (vcc|\S+), exec)",
+     "the smaller or larger of two sizes: equal ones give the same, and what no tile exceeds is not told apart"),
+    ("quantize", "comparison", r">v_cmp_ngt_f32_e32 vcc, 0,",
+     "negative is what a NaN block multiplies by; no block multiplies by 0, which takes a scale of 254"),
+    ("quantize_rows", "lgkmcnt", r">s_waitcnt lgkmcnt\(0\)<; s_barrier",
+     "a wave reads only what itself wrote to row_codes, and its own LDS accesses stay in order"),
+    ("quantize", "and, or", r">s_and_b64 .*s_cbranch_vccnz", "both conditions hold in all tiles of these calls"),
+    ("", "VALU operand", r">v_mov_b32_e32 v\d+, v\d+<; v_mov_b32", "one of many copies of a zero"),
+    ("prepare", "SGPR|VALU|comparison|select|operation",
+     r">(s_cselect_b32|s_cmp_ge_u32|v_mul_hi_u32|v_cmp_le_u32|v_cndmask|s_add_i32 s\d+, s\d+, 1)",
+     "a division by the reciprocal: the quotient needs no correction, or is 0"),
+    ("prepare", "comparison", r">v_cmp_lt_i32", "an operand of exactly so many rows has an empty buffer either way"),
+    ("prepare", "EXEC write dropped", r">s_or_b64 exec, exec", "all lanes of the wave are on one side"),
+    ("prepare_depth", "VALU operand", r">v_cmp_eq_u32", "the order of groups of one length"),
+    ("prepare", "VALU result", r">v_min_u32", "a group that begins past the operand is as empty as one at its end"),
+]  # fmt: skip
 
 
-def run_suite(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    file, old, new = MUTANTS[name]
-    kernels = folder / "kernels"
-    shutil.copytree(KERNELS, kernels)
-    text = (kernels / file).read_text()
-    assert old in text, "the mutant no longer applies"
-    (kernels / file).write_text(text.replace(old, new))
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", HERE / "test_gemm_gfx950.py",
-         "-k", CASES],
-        env={**os.environ, "MXFP8_KERNELS": str(kernels), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+def reason(kernel: str, mutant: Mutant, table: list[tuple[str, str, str, str]]) -> str | None:
+    for where, kind, around, why in table:
+        if re.search(where, kernel) and re.search(kind, mutant.kind) and re.search(around, mutant.around):
+            return why
+    return None
+
+
+def family(kernel: str) -> str:
+    return "_".join(kernel.split("_")[1:3])
+
+
+def run(kernel: str) -> Result:
+    """One mutant of each kind."""
+    reset()
+    return hunt(subject(kernel), 1, f"{SEED} {kernel}")
+
+
+def worker(path: list[str]) -> None:
+    sys.path[:] = path
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
-def runs(request, tmp_path_factory):
-    """One run of the suite a mutant, as many at a time as there are cores."""
-    wanted = [i.callspec.params["name"] for i in request.session.items if i.function is test_mutant_of_the_source]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        yield {name: pool.submit(run_suite, name, tmp_path_factory.mktemp("mutant")) for name in wanted}
+def results() -> dict[str, Result]:
+    """Of each kernel; in processes, since a mutant may do anything."""
+    names = sorted(kernels(), key=lambda name: "prepare" not in name)  # these take longest
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), worker, (sys.path,)) as pool:
+        return dict(zip(names, pool.map(run, names), strict=True))
 
 
-@pytest.mark.parametrize("name", MUTANTS)
-def test_mutant_of_the_source(name, runs):
-    run = runs[name].result()
-    assert run.returncode == 1, run.stdout[-2000:]
-    assert re.search(r"\b1 failed", run.stdout), run.stdout[-2000:]
+def table(results: dict[str, Result]) -> str:
+    """Kind by operation: mutants caught by a diagnosis + by wrong bits / all."""
+    cells: dict[str, dict[str, collections.Counter]] = collections.defaultdict(
+        lambda: collections.defaultdict(collections.Counter)
+    )
+    for kernel, result in results.items():
+        for mutant, how in result.mutants:
+            for row in (mutant.kind, "all"):
+                for column in (family(kernel), "all"):
+                    cells[row][column][how if how in ("", "wrong bits") else "diagnosis"] += 1
+    columns = [*sorted({family(k) for k in results}), "all"]
+    lines = [" " * 24 + "".join(f"{c:>18}" for c in columns)]
+    for row in sorted(cells, key=lambda kind: (kind == "all", kind)):
+        shown = [f"{c['diagnosis']} + {c['wrong bits']} / {c.total()}" for c in (cells[row][x] for x in columns)]
+        lines.append(f"{row:24}" + "".join(f"{x:>18}" for x in shown))
+    return "\n".join(lines)
 
 
-@pytest.mark.parametrize("tile_rows", [256, 128])
-def test_mutants_of_the_code_object(tile_rows):
-    """Of single changed instruction words of a GEMM, at least 95 % must show in one whole tile."""
-    a, b = random_operand((tile_rows, 768), "finite", 1, CPU), random_operand((1, 256, 768), "finite", 2, CPU)
-    offs = offs_of([tile_rows])
-    exact = ref.grouped_rows(*a, *b, offs)
-    kernel = f"mx_gemm_rows_gfx950_{tile_rows}x256_bf16"
+def test_mutants(results):
+    """Of at least 200, 95 % are caught, and the others are listed above."""
+    print("\n" + table(results))
+    found = [(kernel, *pair) for kernel, result in results.items() for pair in result.mutants]
+    lived = [(kernel, mutant) for kernel, mutant, how in found if not how]
+    equal = [x for x in lived if reason(*x, EQUAL)]
+    rest = [x for x in lived if not reason(*x, EQUAL)]
+    for name, those, list_ in (("the same kernel", equal, EQUAL), ("survived", rest, SURVIVORS)):
+        for kernel, mutant in those:
+            print(f"{name}: {kernel} {mutant}: {reason(kernel, mutant, list_) or 'NOT LISTED'}")
+    caught, counted = len(found) - len(lived), len(found) - len(equal)
+    print(
+        f"caught {caught} of {counted} mutants, {100 * caught / counted:.1f} %; {len(equal)} more are the same kernel"
+    )
+    assert counted >= 200
+    assert caught >= 0.95 * counted
+    assert all(reason(*x, SURVIVORS) for x in rest)
 
-    def run(module):
-        try:
-            ref.assert_close(gemm_rows(a, b, offs, kernel=kernel, gemm=module), exact)
-        finally:
-            library().emu_clear_error()
 
-    report(*survivors(code_object("gemm_gfx950"), kernel, run, 80, tile_rows))
+def test_calls_reach_the_code(results):
+    """Mutants are drawn from what the calls run, so that has to be nearly all."""
+    for kernel, result in results.items():
+        drawn = result.drawn_from
+        print(f"{kernel}: {len(drawn.missed)} of {drawn.instructions} instructions never run")
+        assert len(drawn.missed) <= 0.06 * drawn.instructions, drawn.missed

@@ -1,0 +1,231 @@
+"""Counts instructions, bytes and LDS accesses of the gfx950 GEMM kernels: a tile of each runs on the emulator in emu/.
+
+What is counted is what a wave executes, not what the code holds. Nothing here is a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ziglang  # type: ignore[import-untyped]
+
+ROOT = Path(__file__).parents[1]
+KERNELS = ROOT / "kernels"
+BUILD = ROOT / "build" / "report"
+EMULATOR = ROOT / "build" / "emu" / "libmxfp8_emu.so"
+ZIG = [sys.executable, "-m", "ziglang"]
+FLAGS = [
+    "--target=amdgcn-amd-amdhsa", "-mcpu=gfx950", "-nogpulib", "-O3", "-std=gnu23", "-ffreestanding", "-nostdinc",
+    "-isystem", str(Path(ziglang.__file__).parent / "lib" / "include"),
+]  # fmt: skip
+HOST = """
+#include "gfx950.h"
+#define EXPORT __attribute__((visibility("default")))
+EXPORT void plan_rows(const struct mx_rows_args *a, int rows, int cols, struct mx_gfx950_plan *to)
+{ *to = mx_gfx950_plan_rows(a, 0, rows, cols); }
+EXPORT void plan_depth(const struct mx_depth_args *a, int rows, int cols, struct mx_gfx950_plan *to)
+{ *to = mx_gfx950_plan_depth(a, 0, rows, cols); }
+#define NAME(name, ...) #name "\\n"
+EXPORT const char kernels[] = MX_GFX950_ROWS_KERNELS(NAME) MX_GFX950_DEPTH_KERNELS(NAME);
+"""
+WAVES = 4
+
+CLASSES = {
+    "mfma": r"v_mfma",
+    "ds_read": r"ds_read",
+    "fill": r"buffer_load.* lds$",
+    "load": r"buffer_load|global_load|s_load",
+    "store": r"(buffer|global|flat)_store",
+    "wait": r"s_waitcnt|s_barrier|s_nop",
+    "copy": r"v_accvgpr|v_mov|s_mov|v_readfirstlane|scratch_",
+    "other": r"",
+}
+"""Of instructions: the first pattern that matches."""
+
+COUNTERS = ("dma_bytes", "lds_read_bytes", "lane_addrs", "lds_phases", "lds_conflicts")
+
+
+class Rows(ctypes.Structure):
+    """`struct mx_rows_args`."""
+
+    _fields_ = [(n, ctypes.c_void_p) for n in ("a", "a_scale", "b", "b_scale", "offs", "bias", "out")] + [
+        (n, ctypes.c_int64) for n in ("m", "n", "k", "groups")
+    ] + [("out_type", ctypes.c_int32)]  # fmt: skip
+
+
+class Depth(ctypes.Structure):
+    """`struct mx_depth_args`."""
+
+    _fields_ = [(n, ctypes.c_void_p) for n in ("a", "a_scale", "b", "b_scale", "offs", "out")] + [
+        (n, ctypes.c_int64) for n in ("n", "k", "depth", "groups")
+    ] + [(n, ctypes.c_int32) for n in ("out_type", "accumulate", "plain")]  # fmt: skip
+
+
+class Plan(ctypes.Structure):
+    """`struct mx_gfx950_plan`."""
+
+    _fields_ = (
+        [("workspace", ctypes.c_void_p)]
+        + [(n, ctypes.c_int64) for n in ("a_scale", "b_scale", "bytes", "bodies")]
+        + [(n, ctypes.c_int32) for n in ("tile_rows", "tile_cols", "row_tiles", "col_tiles", "a_chunks", "b_chunks",
+                                         "blocks", "prepare_blocks")]
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Of one kernel and one whole tile.
+
+    Attributes:
+        name: of the kernel.
+        rows: of its tile.
+        cols: of its tile.
+        body: instructions that a wave executes in a turn of the loop, by class.
+        prologue: instructions that a wave executes before the loop.
+        epilogue: and after it.
+        stores: those of the epilogue that write memory.
+        counters: the emulator's `COUNTERS` for a turn of the loop, all waves.
+    """
+
+    name: str
+    rows: int
+    cols: int
+    body: Counter[str]
+    prologue: int
+    epilogue: int
+    stores: int
+    counters: dict[str, int]
+
+    @property
+    def flop(self) -> int:
+        """Of a turn of the loop."""
+        return 2 * self.rows * self.cols * 256
+
+
+def _run(*command: object) -> None:
+    subprocess.run([str(c) for c in command], check=True)
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    if not EMULATOR.exists():
+        raise RuntimeError(f"{EMULATOR} is missing: `make report` builds it")
+    library = ctypes.CDLL(str(EMULATOR))
+    library.emu_counter.restype = ctypes.c_uint64
+    library.emu_last_error.restype = ctypes.c_char_p
+    library.emu_set_option(b"OOB", b"zero")  # the kernels read past the end on purpose, for zeros
+    return library
+
+
+@functools.cache
+def _host() -> ctypes.CDLL:
+    BUILD.mkdir(parents=True, exist_ok=True)
+    source = BUILD / "host.c"
+    source.write_text(HOST)
+    _run(*ZIG, "cc", "-std=gnu23", "-O1", "-shared", "-fPIC", "-I", KERNELS, "-o", BUILD / "host.so", source)
+    return ctypes.CDLL(str(BUILD / "host.so"))
+
+
+@functools.cache
+def _image(name: str) -> bytes:
+    BUILD.mkdir(parents=True, exist_ok=True)
+    out = BUILD / f"{name}.o"
+    _run(*ZIG, "clang", *FLAGS, "-c", KERNELS / f"{name}.c", "-o", out)
+    _run(*ZIG, "ld.lld", "-shared", "-o", out.with_suffix(".hsaco"), out)
+    return out.with_suffix(".hsaco").read_bytes()
+
+
+def _check(code: int) -> None:
+    if code:
+        raise RuntimeError(f"emulator: error {code}: {_library().emu_last_error().decode()}")
+
+
+def _buffer(data: np.ndarray[Any, Any]) -> int:
+    pointer = ctypes.c_void_p()
+    _check(_library().hipMalloc(ctypes.byref(pointer), ctypes.c_size_t(data.nbytes)))
+    _check(_library().hipMemcpy(pointer, data.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(data.nbytes), 1))
+    return pointer.value or 0
+
+
+def _function(image: bytes, name: str) -> ctypes.c_void_p:
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    _check(_library().hipModuleLoadData(ctypes.byref(module), image))
+    _check(_library().hipModuleGetFunction(ctypes.byref(function), module, name.encode()))
+    return function
+
+
+def _launch(function: ctypes.c_void_p, grid: int, *structs: ctypes.Structure) -> None:
+    params = (ctypes.c_void_p * len(structs))(*[ctypes.addressof(s) for s in structs])
+    _check(_library().hipModuleLaunchKernel(function, grid, 1, 1, 64 * WAVES, 1, 1, 0, None, params, None))
+    _check(_library().hipDeviceSynchronize())
+
+
+def kernel_names() -> list[str]:
+    """Every GEMM kernel."""
+    return ctypes.c_char_p(ctypes.addressof(ctypes.c_char.in_dll(_host(), "kernels"))).value.decode().split()  # type: ignore[union-attr]
+
+
+def run_tile(name: str, bodies: int) -> tuple[ctypes.c_void_p, dict[str, int]]:
+    """Runs one whole tile of a kernel, and returns the kernel and the counters."""
+    op, rows, cols = re.match(r"mx_gemm_(\w+)_gfx950_(\d+)x(\d+)", name).groups()  # type: ignore[union-attr]
+    rows, cols, depth = int(rows), int(cols), 256 * bodies
+    a, b = (_buffer(np.zeros(n * depth, np.uint8)) for n in (rows, cols))
+    a_scale, b_scale = (_buffer(np.full(n * depth // 32, 127, np.uint8)) for n in (rows, cols))
+    offs = _buffer(np.array([rows if op == "rows" else depth], np.int32))
+    out, wide = _buffer(np.zeros(rows * cols, np.float32)), "bf16" not in name
+    args: ctypes.Structure
+    if op == "rows":
+        bias = _buffer(np.zeros(cols, np.float32)) if "bias" in name else None
+        args = Rows(a, a_scale, b, b_scale, offs, bias, out, rows, cols, depth, 1, wide)
+    else:
+        args = Depth(a, a_scale, b, b_scale, offs, out, rows, cols, depth, 1, wide, "add" in name, 0)
+    plan = Plan()
+    getattr(_host(), f"plan_{op}")(ctypes.byref(args), rows, cols, ctypes.byref(plan))
+    plan.workspace = _buffer(np.zeros(plan.bytes, np.uint8))
+    _launch(_function(_image("prepare_gfx950"), f"mx_prepare_{op}_gfx950"), plan.prepare_blocks, args, plan)
+    function = _function(_image("gemm_gfx950"), name)
+    _library().emu_reset_counters()
+    _launch(function, 1, args, plan)  # block 0 is the tile; the plan has more blocks, which find nothing to do
+    return function, {c: _library().emu_counter(c.encode()) for c in COUNTERS}
+
+
+def executed(function: ctypes.c_void_p) -> list[tuple[str, int]]:
+    """The kernel's instructions, and how often each ran."""
+    text, pc, stat = ctypes.create_string_buffer(256), ctypes.c_uint(), (ctypes.c_uint64 * 3)()
+    found: list[tuple[str, int]] = []
+    while _library().emu_kernel_inst(function, len(found), text, ctypes.c_size_t(256), ctypes.byref(pc)):
+        _library().emu_kernel_stat(function, len(found), stat)
+        found.append((text.value.decode(), stat[0]))
+    return found
+
+
+def count(name: str) -> Counts:
+    """Counts one kernel."""
+    few, many = 3, 5
+    _, before = run_tile(name, few)
+    function, after = run_tile(name, many)
+    lines = executed(function)
+    loop = [i for i, (text, hits) in enumerate(lines) if hits == WAVES * many and text.startswith("v_mfma")]
+    first, last = min(loop), max(loop)
+    while lines[first - 1][1] == WAVES * many:
+        first -= 1
+    while lines[last + 1][1] == WAVES * many:
+        last += 1
+    rows, cols = map(int, re.search(r"_(\d+)x(\d+)", name).groups())  # type: ignore[union-attr]
+    return Counts(
+        name, rows, cols,
+        Counter(next(c for c, p in CLASSES.items() if re.match(p, text)) for text, _ in lines[first : last + 1]),
+        sum(hits for _, hits in lines[:first]) // WAVES,
+        sum(hits for _, hits in lines[last + 1 :]) // WAVES,
+        sum(hits for text, hits in lines[last + 1 :] if re.match(CLASSES["store"], text)) // WAVES,
+        {c: (after[c] - before[c]) // (many - few) for c in COUNTERS},
+    )  # fmt: skip

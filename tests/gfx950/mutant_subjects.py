@@ -1,0 +1,285 @@
+"""Every gfx950 kernel with calls that are to notice its mutants: small, ragged, NaN wherever no group is."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+from collections.abc import Callable
+
+import harness
+import numpy as np
+import test_gemm_gfx950 as gemm
+import test_quantize_gfx950 as quantize
+import torch
+from emulator import Buffer, Module, check, launch, library, set_option
+from inputs import random_operand
+from mutants import Subject
+
+LANDINGS = ("late", "early", "seed")
+
+
+def schedule(number: int) -> None:
+    """Of call `number`: every landing policy and both readings of fills out of range are among a subject's calls."""
+    set_option("SEED", number)
+    set_option("LANDING", LANDINGS[number % 3])
+    set_option("OOB", "zero")
+    set_option("FILL", ("keep", "zero")[number % 2])
+
+
+def in_place_of(stem: str, module: Module, run: Callable[[], torch.Tensor]) -> list[np.ndarray]:
+    """run() with `module` for the code object `stem`."""
+    real = harness.module
+    harness.module = lambda name: module if name == stem else real(name)
+    try:
+        return [run().view(torch.uint8).numpy()]
+    finally:
+        harness.module = real
+
+
+# lengths, n, k, rows past the last group, output's shift (of an `any` kernel)
+ROWS = [
+    ([20, 0, 3], 24, 96, 9, 4),
+    ([300], 264, 672, 0, 0),
+    ([7, 130], 520, 288, 270, 2),
+]
+LONG_ROWS = ([5, 0, 9], 520, 4224, 3, 0)  # several chunks of bodies
+MANY_ROWS = ([1 if g % 70 == 2 else 0 for g in range(599)] + [1000], 264, 32, 3, 0)
+# lengths (of blocks in the plain layout), n, k, columns past the last group, shift, plain layout
+DEPTH = [
+    ([40, 0, 33], 16, 24, 11, 4, False),
+    ([1, 0, 19], 264, 264, 32, 0, True),
+    ([385, 0, 130], 40, 520, 70, 2, False),
+]
+LONG_DEPTH = ([4200, 130, 7], 8, 16, 3, 0, False)
+MANY_DEPTH = ([7 * g % 40 if g % 70 == 3 else 0 for g in range(599)] + [500], 8, 264, 0, 0, False)
+
+
+def widths(kernel: str) -> list[int]:
+    """Row lengths of tiny calls: each piece of a lane (element, where `any`) is the first past the output once."""
+    pieces = [start + 8 * group for start, group in ((0, 1), (32, 2), (128, 3), (160, 1))]
+    return [n + e for n in pieces for e in range(8)] if "any" in kernel else pieces
+
+
+def rows_call(number: int, stem: str, kernel: str, case: tuple) -> Callable[[Module], list[np.ndarray]]:
+    lengths, n, k, tail, shift = case
+    dtype = torch.bfloat16 if "bf16" in kernel else torch.float32
+    a, b, offs = gemm.rows_case(lengths, n, k, tail, seed=number)
+    bias = None
+    if "bias" in kernel or "any" in kernel:
+        bias = torch.randn(len(lengths), n, generator=torch.Generator().manual_seed(3)) * 100
+
+    def run(module: Module) -> list[np.ndarray]:
+        schedule(number)
+        move = shift * dtype.itemsize // 2 if "any" in kernel else 0
+        return in_place_of(stem, module, lambda: harness.gemm_rows(a, b, offs, dtype, bias, kernel, move))
+
+    return run
+
+
+def depth_call(number: int, stem: str, kernel: str, case: tuple) -> Callable[[Module], list[np.ndarray]]:
+    lengths, n, k, tail, shift, plain = case
+    dtype = torch.bfloat16 if "bf16" in kernel else torch.float32
+    a, b, offs = (gemm.plain_case if plain else gemm.own_case)(lengths, n, k, tail, seed=number)
+    add = None
+    if "add" in kernel:
+        add = torch.randn(len(lengths), n, k, generator=torch.Generator().manual_seed(3)) * 1000
+
+    def run(module: Module) -> list[np.ndarray]:
+        schedule(number)
+        move = shift * dtype.itemsize // 2 if "any" in kernel else 0
+        return in_place_of(stem, module, lambda: harness.gemm_depth(a, b, offs, dtype, add, plain, kernel, move))
+
+    return run
+
+
+def quantize_call(number: int, kernel: str, case: tuple) -> Callable[[Module], list[np.ndarray]]:
+    _, _, want, kind, _ = kernel.split("_")
+    shape, offs, rounding, flavour = case
+    rng = np.random.default_rng(number)
+    x = quantize.values(rng, shape, quantize.TYPES[kind][1], flavour)
+    x[torch.from_numpy(rng.random(shape) < 0.1)] = 0
+    x[torch.from_numpy(rng.random(shape) < 0.1)] = -0.0
+    x = x[None] if offs is None and x.dim() == 2 and want != "rows" else x
+    wanted = quantize.reference(x, offs, rounding, want)
+
+    def run(module: Module) -> list[np.ndarray]:
+        schedule(number)
+        set_option("OOB", "stop")
+        real = quantize.kernel
+        quantize.kernel = module.function
+        try:
+            return quantize.run(x, offs, rounding, want, wanted)
+        finally:
+            quantize.kernel = real
+
+    return run
+
+
+QUANTIZE = [  # shape of x, offs, rounding, flavour of the values
+    ((40, 40), [3, 3, 36], "floor", "specials"),
+    ((300, 264), [129, 130, 290], "rceil", "specials"),
+    ((2, 33, 136), None, "even", "wide"),
+    ((131, 47), [130], "ceil", "bits"),
+]
+# Where blocks, what a lane holds and tiles begin and end.
+EDGES = [1, 2, 3, 4, 5, 6, 7, 8, 31, 32, 33, 44, 63, 64, 65, 86, 95, 96, 97, 107, 127, 128, 129]
+FLAVOURS = ["normal", "tiny", "specials", "bits", "wide"]
+QUANTIZE += [
+    ((EDGES[n % 23], EDGES[7 * n % 23]), [[EDGES[n % 23] // 2, EDGES[n % 23]], None][n % 2], quantize.MODES[n // 5 % 4],
+     FLAVOURS[n % 5])
+    for n in range(46)
+]  # fmt: skip
+QUANTIZE += [((400, 20), None, "even", "specials"), ((3, 257, 9), None, "floor", "tiny")]
+MANY = quantize.lengths_to_offs([1 + g // 250 * 20 if g % 11 in (2, 3, 6, 7) else 0 for g in range(259)])
+QUANTIZE += [((MANY[-1] + 3, 34), MANY, "rceil", "tiny")]
+
+
+def padding_call(number: int, rows: int, depth: int, offs: list[int]) -> Callable[[Module], list[np.ndarray]]:
+    rng = np.random.default_rng(number)
+    data, scale = (rng.integers(1, 255, (rows, d), dtype=np.uint8) for d in (depth, depth // 32))
+
+    def run(module: Module) -> list[np.ndarray]:
+        schedule(number)
+        set_option("OOB", "stop")
+        buffers = [Buffer(data), Buffer(scale), Buffer(np.array(offs, np.int32))]
+        args = quantize.PaddingArgs(*(b.ptr for b in buffers), rows, depth, len(offs))
+        launch(module.function("mx_zero_padding_gfx950"), [-(-rows // 8), 2], [256], [args])
+        return [b.read(np.uint8) for b in buffers]
+
+    return run
+
+
+FAR = [(40, 1 << 27), (1 << 26, 136)]  # rows, columns: 32 bits do not count the bytes between lines
+
+
+def far_call(number: int, kernel: str, rows: int, cols: int) -> Callable[[Module], list[np.ndarray]]:
+    """One corner tile of a matrix of which nothing else exists."""
+    _, _, want, kind, _ = kernel.split("_")
+    index, dtype = quantize.TYPES[kind]
+    corner = quantize.values(np.random.default_rng(number), (min(rows, 128), min(cols, 128)), dtype, "normal")
+    row_k, col_k = -(-cols // 32) * 32, -(-rows // 32) * 32
+    strides = [cols * dtype.itemsize, row_k, row_k // 32, col_k, col_k // 32]
+    lines = [len(corner)] * 3 + [128] * 2
+    used = [corner.shape[1] * dtype.itemsize, 128, 4, min(col_k, 128), min(col_k, 128) // 32]
+    absent = {"rows": (3, 4), "cols": (1, 2), "both": ()}[want]
+
+    def run(module: Module) -> list[np.ndarray]:
+        schedule(number)
+        buffers = [quantize.Sparse(s * n + 4096) for s, n in zip(strides, lines, strict=True)]
+        views = [
+            np.lib.stride_tricks.as_strided(b.bytes, (n, u), (s, 1))
+            for b, s, n, u in zip(buffers, strides, lines, used, strict=True)
+        ]
+        views[0][:] = quantize.bytes_of(corner).reshape(len(corner), -1)
+        x, *outputs = (None if n in absent else b.ptr for n, b in enumerate(buffers))
+        args = quantize.QuantizeArgs(x, None, *outputs, 1, rows, cols, 0, row_k, col_k, index, 0)
+        try:
+            launch(module.function(kernel), [1, 1], [256], [args])
+            return [v.copy() for v in views[1:]]
+        finally:
+            library().emu_clear_error()
+            for b in buffers:
+                b.free()
+
+    return run
+
+
+BAD_OFFS = [[-5, 40, 64], [64, 32, 96], [50, 10**6, 2**31 - 1], [-(2**31), -1, -1], [96, 0, 96], [33, 65, 97]]
+BAD_OFFS += [[40, 2**31 - 1, -7, 20] * 150]
+
+
+def bad_offs_call(number: int, op: str, stem: str, kernel: str) -> Callable[[Module], list[np.ndarray]]:
+    """What bad offsets are made good to is part of the kernel."""
+    offs = torch.tensor(BAD_OFFS[number % len(BAD_OFFS)], dtype=torch.int32)
+    extents = ((100, 64), (len(offs), 8, 64)) if op == "rows" else ((16, 160), (24, 160))
+    a, b = (random_operand(shape, "finite", number + n, gemm.CPU) for n, shape in enumerate(extents))
+    plain = bool(number % 2)
+
+    def run(module: Module) -> list[np.ndarray]:
+        schedule(number)
+        if op == "rows":
+            return in_place_of(stem, module, lambda: harness.gemm_rows(a, b, offs, torch.float32, kernel=kernel))
+        return in_place_of(stem, module, lambda: harness.gemm_depth(a, b, offs, torch.float32, None, plain, kernel))
+
+    return run
+
+
+def random_cases(op: str) -> list[tuple]:
+    """Small calls whose groups and extents begin and end everywhere, for what looks for groups and tiles."""
+    rng, cases = np.random.default_rng(0), []
+    for _ in range(14):
+        n, k = (int(rng.choice([1, 2, 5, 8, 33, 64])) for _ in range(2))
+        lengths = [int(x) for x in rng.choice([0, 1, 5, 31, 32, 64, 97, 128, 256, 257], rng.integers(1, 6))]
+        tail = int(rng.choice([0, 1, 40]))
+        if op == "rows":
+            cases.append((lengths, n, 32 * int(rng.choice([1, 2, 7, 8, 9])), tail, 0))
+        else:
+            plain = bool(rng.integers(2))
+            cases.append(([x // 32 for x in lengths] if plain else lengths, n, k, tail // 32 * 32, 0, plain))
+    return cases
+
+
+def far_padding_call(number: int) -> Callable[[Module], list[np.ndarray]]:
+    """The last columns of rows that lie more than 4 GiB apart."""
+    rows, depth, used = 40, 1 << 27, (1 << 27) - 64
+
+    def run(module: Module) -> list[np.ndarray]:
+        schedule(number)
+        data, scale, offs = quantize.Sparse(rows * depth), quantize.Sparse(rows * depth // 32), Buffer(4)
+        ends = [data.bytes.reshape(rows, depth)[:, -96:], scale.bytes.reshape(rows, -1)[:, -3:]]
+        for end in ends:
+            end[:] = 1
+        try:
+            check(library().hipMemsetD32Async(ctypes.c_void_p(offs.ptr), used, ctypes.c_size_t(1), None))
+            args = quantize.PaddingArgs(data.ptr, scale.ptr, offs.ptr, rows, depth, 1)
+            launch(module.function("mx_zero_padding_gfx950"), [5, 1], [256], [args])
+            return [end.copy() for end in ends]
+        finally:
+            library().emu_clear_error()
+            for b in (data, scale, offs):
+                b.free()
+
+    return run
+
+
+@functools.cache
+def kernels() -> list[str]:
+    """Every kernel of the code objects."""
+    found = []
+    for stem in harness.SOURCES:
+        names = re.findall(rb"(mx_\w+)\.kd\0", harness.code_object(stem).read_bytes())
+        found += sorted({n.decode() for n in names})
+    return found
+
+
+def subject(kernel: str) -> Subject:
+    if "zero_padding" in kernel:
+        cases = [
+            (3, 96, [32, 32]),
+            (9, 4096, [64, 1024]),
+            (17, 160, [0]),
+            (1, 64, [640]),
+            (25, 8192, [-5]),
+            (9, 4096, []),
+        ]
+        calls = [*(padding_call(n, *case) for n, case in enumerate(cases)), far_padding_call(len(cases))]
+        return Subject(harness.code_object("quantize_gfx950"), kernel, calls)
+    if "quantize" in kernel:
+        calls = [quantize_call(n, kernel, case) for n, case in enumerate(QUANTIZE)]
+        calls += [far_call(len(calls) + n, kernel, *shape) for n, shape in enumerate(FAR)]
+        return Subject(harness.code_object("quantize_gfx950"), kernel, calls)
+    stem = "prepare_gfx950" if "prepare" in kernel else "gemm_gfx950"
+    call, cases, op = (rows_call, ROWS, "rows") if "rows" in kernel else (depth_call, DEPTH, "depth")
+    if stem == "gemm_gfx950" and op == "rows":
+        cases = [*cases, *(([2], n, 32, 0, 0) for n in widths(kernel))]
+    elif stem == "gemm_gfx950":
+        cases = [*cases, *(([3], 2, n, 0, 0, False) for n in widths(kernel))]
+    else:
+        cases = [*cases, LONG_ROWS if op == "rows" else LONG_DEPTH, *random_cases(op)]
+        cases += [MANY_ROWS if op == "rows" else MANY_DEPTH]
+    run = f"mx_gemm_{op}_gfx950_256x256_f32_any" if stem == "prepare_gfx950" else kernel
+    calls = [call(n, stem, run, case) for n, case in enumerate(cases)]
+    if stem == "prepare_gfx950":
+        calls[-1:-1] = [bad_offs_call(n, op, stem, run) for n in range(len(BAD_OFFS))]
+    return Subject(harness.code_object(stem), kernel, calls)
