@@ -14,7 +14,7 @@ ASAN_CC := clang-22
 ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -shared-libsan -fno-omit-frame-pointer -g
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-gfx950 demo bench report asan lint format wheel clean
+.PHONY: help build test test-gfx950 selftest demo bench report asan lint format wheel clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ test: build $(if $(filter gfx950-emu,$(MXFP8_BACKEND)),build/emu/libmxfp8_emu.so
 test-gfx950: build build/emu/libmxfp8_emu.so ## run the gfx950 kernels on the emulator, and its own tests (needs llvm-22, no GPU)
 	@command -v llvm-mc-22 >/dev/null || $(call apt_install,llvm-22)
 	$(BIN)/python -m pytest tests/emu tests/gfx950 $(ARGS)
+
+selftest: build $(if $(filter gfx950-emu,$(MXFP8_BACKEND)),build/emu/libmxfp8_emu.so) ## check this machine's device against a reference (ARGS="--device cpu --no-benchmark")
+	MXFP8_EMU_LIBRARY=$(CURDIR)/build/emu/libmxfp8_emu.so MXFP8_EMU_OOB=zero $(BIN)/python -m mxfp8_moe.selftest $(ARGS)
 
 demo: build ## train a small mixture-of-experts language model with and without MXFP8 (ARGS="--steps 50")
 	$(BIN)/python -m mxfp8_moe.demo $(ARGS)

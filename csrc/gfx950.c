@@ -2,9 +2,10 @@
 // the emulator, which takes tensors of the CPU.
 #include "../kernels/gfx950.h"
 
+#include "../kernels/probe_gfx950.h"
 #include "gpu.h"
 
-enum image { GEMM, PREPARE, QUANTIZE };
+enum image { GEMM, PREPARE, QUANTIZE, PROBE };
 
 alignas(4096) static const unsigned char gemm_image[] = {
 #embed "gemm_gfx950.hsaco"
@@ -15,8 +16,12 @@ alignas(4096) static const unsigned char prepare_image[] = {
 alignas(4096) static const unsigned char quantize_image[] = {
 #embed "quantize_gfx950.hsaco"
 };
+alignas(4096) static const unsigned char probe_image[] = {
+#embed "probe_gfx950.hsaco"
+};
 
-static const void *const images[] = {[GEMM] = gemm_image, [PREPARE] = prepare_image, [QUANTIZE] = quantize_image};
+static const void *const images[] = {
+    [GEMM] = gemm_image, [PREPARE] = prepare_image, [QUANTIZE] = quantize_image, [PROBE] = probe_image};
 
 #define INDEX(name, ...) INDEX_##name,
 enum kernel {
@@ -24,7 +29,9 @@ enum kernel {
     BEFORE_ROWS = GEMM_ROWS - 1,
     MX_GFX950_ROWS_KERNELS(INDEX) GEMM_DEPTH,
     BEFORE_DEPTH = GEMM_DEPTH - 1,
-    MX_GFX950_DEPTH_KERNELS(INDEX) KERNELS,
+    MX_GFX950_DEPTH_KERNELS(INDEX) PROBE_MATRIX,
+    PROBE_MEMORY,
+    KERNELS,
 };
 static_assert(KERNELS <= MX_GPU_KERNELS);
 
@@ -33,6 +40,8 @@ static const struct mx_gpu_kernel kernels[KERNELS] = {
     MX_GPU_COMMON_KERNELS(gfx950, PREPARE, QUANTIZE) // clang-format off
     MX_GFX950_ROWS_KERNELS(KERNEL)
     MX_GFX950_DEPTH_KERNELS(KERNEL) // clang-format on
+    {"mx_probe_matrix_gfx950", PROBE, 0},
+    {"mx_probe_memory_gfx950", PROBE, 0},
 };
 #undef KERNEL
 #undef INDEX
@@ -138,8 +147,6 @@ static int64_t depth_workspace(const struct mx_depth_args *args, const struct mx
     return plan_depth(args, nullptr).bytes;
 }
 
-// ---------------------------------------------------------------------------------------------------------- backends
-
 static int quantize(const struct mx_quantize_args *args, const struct mx_exec *exec, struct mx_error *error) {
     return mx_gpu_quantize(gpu_of(exec), args, exec, error);
 }
@@ -147,6 +154,39 @@ static int quantize(const struct mx_quantize_args *args, const struct mx_exec *e
 static int zero_padding(const struct mx_padding_args *args, const struct mx_exec *exec, struct mx_error *error) {
     return mx_gpu_zero_padding(gpu_of(exec), args, exec, error);
 }
+
+// ------------------------------------------------------------------------------------------------------------- probe
+
+// What the device does where the kernels rely on it, for mxfp8_moe/selftest_gfx950.py, which calls this by ctypes.
+// `device` is -1 for the emulator.
+[[gnu::visibility("default")]] int mxfp8_probe_gfx950(const struct mx_gfx950_probe_args *args, int32_t device,
+                                                      void *stream, struct mx_error *error) {
+    const int64_t lanes = 64;
+    struct mx_gfx950_probe_args copy = *args;
+    const struct mx_exec exec = {.stream = stream, .device = device};
+    const struct mx_gpu_launch launches[] = {
+        {PROBE_MATRIX, MX_GFX950_THREADS, {1, 1, 1}},
+        {PROBE_MEMORY, MX_GFX950_THREADS, {1, 1, 1}},
+    };
+    const struct mx_gpu_span spans[] = {
+        mx_gpu_reads(args->a, lanes * 32),           mx_gpu_reads(args->b, lanes * 32),
+        mx_gpu_reads(args->a_scale, lanes * 4),      mx_gpu_reads(args->b_scale, lanes * 4),
+        mx_gpu_reads(args->c, lanes * 16),           mx_gpu_writes(args->d, 16 * lanes * 16),
+        mx_gpu_reads(args->offset, lanes * 4),       mx_gpu_reads(args->from, args->size),
+        mx_gpu_writes(args->loaded, lanes * 16),     mx_gpu_writes(args->loaded_word, lanes * 4),
+        mx_gpu_writes(args->copied, 2 * lanes * 16), mx_gpu_writes(args->to, args->size),
+        mx_gpu_writes(args->to_word, args->size),
+    };
+    const struct mx_gpu_call call = {.launches = launches,
+                                     .launch_count = MX_LENGTH(launches),
+                                     .parameters = (void *[]){&copy},
+                                     .spans = spans,
+                                     .span_count = MX_LENGTH(spans)};
+    struct mx_gpu *gpu = gpu_of(&exec);
+    return mx_gpu_available(gpu, device < 0 ? 0 : device, error) || mx_gpu_run(gpu, &call, &exec, error);
+}
+
+// ---------------------------------------------------------------------------------------------------------- backends
 
 static int available(int32_t device, struct mx_error *error) { return mx_gpu_available(&hip, device, error); }
 

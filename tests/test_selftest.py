@@ -1,0 +1,240 @@
+"""`python -m mxfp8_moe.selftest` passes on the backend under test, and fails, by name, for whatever is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mxfp8_moe import selftest, selftest_gfx950, selftest_speed
+
+OPS = ("quantize_rows", "quantize_cols", "quantize_both", "zero_padding_", "grouped_mm", "grouped_mm_dgrad",
+       "grouped_mm_wgrad")  # fmt: skip
+QUANTIZE = ["quantize even"]  # the others are the same check
+
+
+@pytest.fixture(autouse=True)
+def fewer_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rounding, and no device-specific checks, for they do not concern the operators."""
+    genuine = selftest.checks
+
+    def checks(device: torch.device) -> list[tuple[str, selftest.Check]]:
+        return [
+            (name, check)
+            for name, check in genuine(device)
+            if not name.startswith("gfx950") and (not name.startswith("quantize") or name in QUANTIZE)
+        ]
+
+    monkeypatch.setattr(selftest, "checks", checks)
+
+
+def run(capsys: pytest.CaptureFixture[str], device: torch.device) -> tuple[int, list[str], str]:
+    """Exit status, names of the checks that failed, all that was printed."""
+    status = selftest.main(["--device", device.type, "--no-benchmark"])
+    text = capsys.readouterr().out
+    return status, [line.split("  ")[0] for line in text.splitlines() if "  FAILED  " in line], text
+
+
+def test_passes_as_a_command(device: torch.device, backend: str) -> None:
+    command = [sys.executable, "-m", "mxfp8_moe.selftest", "--device", device.type]
+    done = subprocess.run([*command, "--no-benchmark"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "checks passed" in done.stdout
+    assert "FAILED" not in done.stdout
+    if backend == "gfx950-emu":
+        assert done.stdout.count("gfx950: ") == len(selftest_gfx950.CHECKS)
+
+
+def sabotage(monkeypatch: pytest.MonkeyPatch, op: str, change: Callable[..., Any]) -> None:
+    """Puts `change(result, arguments)` in the place of one operator's result."""
+    wrapped = {name: getattr(selftest.ops, name) for name in OPS}
+    genuine = wrapped[op]
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        return change(genuine(*args, **kwargs), {**kwargs, "first": args[0]})
+
+    monkeypatch.setattr(selftest, "ops", SimpleNamespace(**{**wrapped, op: wrong}))
+
+
+def one_code_off(t: Tensor, at: int = -1) -> None:
+    """One byte of a result, its last by default, one code up."""
+    t.view(torch.uint8).view(-1)[at] += 1
+
+
+@pytest.mark.parametrize(
+    ("op", "output", "expected"),
+    [
+        ("quantize_rows", 0, QUANTIZE),
+        ("quantize_rows", 1, QUANTIZE),
+        ("quantize_cols", 0, QUANTIZE),
+        ("quantize_cols", 1, QUANTIZE),
+        ("quantize_both", 0, QUANTIZE),
+        ("quantize_both", 1, QUANTIZE),
+        ("quantize_both", 2, QUANTIZE),
+        ("quantize_both", 3, QUANTIZE),
+        ("grouped_mm", None, ["forward", "E4M3's range and NaN"]),
+        ("grouped_mm_dgrad", None, ["dgrad"]),
+    ],
+)
+def test_one_wrong_code_is_found(monkeypatch, capsys, device, op: str, output: int | None, expected: list[str]) -> None:
+    def change(result: Any, arguments: dict[str, Any]) -> Any:
+        tensor = result if output is None else result[output]
+        if output is None:
+            tensor.view(-1)[0] = tensor.view(-1)[0] * 1.0625 + 1  # a few bf16 steps
+        else:
+            one_code_off(tensor)
+        return result
+
+    sabotage(monkeypatch, op, change)
+    status, failed, _ = run(capsys, device)
+    assert status == 1
+    assert failed == expected
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("main_grad", [False, True])
+def test_wrong_weight_gradient_is_found(monkeypatch, capsys, device, plain: bool, main_grad: bool) -> None:
+    def change(result: Any, arguments: dict[str, Any]) -> Any:
+        given = arguments.get("main_grad")
+        if arguments.get("plain", False) == plain and (given is not None) == main_grad:
+            (given if main_grad else result).view(-1)[0] += 64
+        return result
+
+    sabotage(monkeypatch, "grouped_mm_wgrad", change)
+    status, failed, text = run(capsys, device)
+    assert status == 1
+    assert failed == ["wgrad, plain layout" if plain else "wgrad"]
+    assert ("added to main_grad: 1 of" in text) == main_grad
+
+
+def test_padding_that_stays_is_found(monkeypatch, capsys, device) -> None:
+    def change(result: None, arguments: dict[str, Any]) -> None:
+        arguments["first"].view(torch.uint8)[0, -1] = 1
+
+    sabotage(monkeypatch, "zero_padding_", change)
+    assert run(capsys, device)[:2] == (1, ["wgrad, plain layout"])
+
+
+def test_results_that_vary_are_found(monkeypatch, capsys, device) -> None:
+    calls = []
+
+    def change(result: Tensor, arguments: dict[str, Any]) -> Tensor:
+        calls.append(arguments)
+        if len(calls) == 4:  # of Step.run: the second repetition of the last operator
+            one_code_off(result)
+        return result
+
+    monkeypatch.setattr(selftest, "check_depth", lambda plain, device: "left out")
+    sabotage(monkeypatch, "grouped_mm_wgrad", change)
+    assert run(capsys, device)[:2] == (1, ["same bits every time"])
+
+
+def test_wrong_function_is_found(monkeypatch, capsys, device) -> None:
+    genuine = selftest.mxfp8_moe.grouped_mm
+    wrong = SimpleNamespace(grouped_mm=lambda a, b, offs: genuine(a, b, offs=offs) * (1 + 2**-7))
+    monkeypatch.setattr(selftest, "mxfp8_moe", wrong)
+    assert run(capsys, device)[:2] == (1, ["autograd step"])
+
+
+def test_an_operator_that_raises_is_a_failure(monkeypatch, capsys, device) -> None:
+    def change(result: Tensor, arguments: dict[str, Any]) -> Tensor:
+        raise RuntimeError("broken")
+
+    sabotage(monkeypatch, "grouped_mm_dgrad", change)
+    status, failed, text = run(capsys, device)
+    assert status == 1
+    assert failed == ["dgrad", "same bits every time"]
+    assert "RuntimeError: broken" in text
+
+
+@pytest.fixture
+def gfx950(device: torch.device) -> None:
+    if not selftest_gfx950.runs_on(device):
+        pytest.skip("about gfx950 and its emulator")
+
+
+def position(lane: int, byte: int) -> tuple[int, int]:
+    """Each lane's 32 bytes next to each other: another map, of which public sources speak."""
+    return lane % 16, 32 * (lane // 16) + byte
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "expected"),
+    [
+        # The same elements meet under this one, but not the same scales.
+        ("data_position", position, ["gfx950: scaled blocks"]),
+        ("data_position", lambda lane, byte: (lane // 4, 32 * (lane % 4) + byte),
+         ["gfx950: matrix lanes", "gfx950: scaled blocks", "gfx950: scale range"]),
+        ("scale_position", lambda lane: (lane // 4, lane % 4),
+         ["gfx950: scale lanes", "gfx950: scaled blocks", "gfx950: scale range"]),
+        ("result_position", lambda lane, register: (lane % 16, 4 * (lane // 16) + register),
+         ["gfx950: matrix lanes", "gfx950: scale lanes", "gfx950: scaled blocks", "gfx950: scale range"]),
+    ],
+)  # fmt: skip
+def test_wrong_lane_map_is_found(monkeypatch, gfx950, name: str, wrong: Any, expected: list[str], device) -> None:
+    monkeypatch.setattr(selftest_gfx950, name, wrong)
+    results = [selftest.run(check_name, check, device) for check_name, check in selftest_gfx950.CHECKS]
+    assert [result.name for result in results if result.failed] == expected
+
+
+def test_memory_that_fits_no_reading_is_found(monkeypatch, gfx950, device) -> None:
+    monkeypatch.setattr(selftest_gfx950, "BYTES", selftest_gfx950.BYTES - 4)  # of which the device is told too ...
+    assert not selftest.run("buffers", selftest_gfx950.check_memory, device).failed
+    genuine = selftest_gfx950._loaded
+    monkeypatch.setattr(selftest_gfx950, "_loaded", lambda *args: genuine(*args).roll(1, 0))  # ... but not of this
+    assert "fit 0 of 8 readings" in selftest.run("buffers", selftest_gfx950.check_memory, device).text
+
+
+@pytest.mark.parametrize(("word", "text"), [("rj", "offset counts"), ("isa", "offset does not count")])
+def test_reading_of_the_range_check_is_told(gfx950, device, word: str, text: str) -> None:
+    if not selftest_gfx950.is_emulated(device):
+        pytest.skip("a device has one reading")
+    with selftest_gfx950.emulator_option("RANGE", word, "rj"):
+        result = selftest.run("buffers", selftest_gfx950.check_memory, device)
+    assert text in result.text
+
+
+def test_benchmark_runs_on_the_cpu(monkeypatch, capsys) -> None:
+    if selftest_gfx950.is_emulated(torch.device("cpu")):
+        selftest_speed.report(torch.device("cpu"))
+        assert "left out" in capsys.readouterr().out
+        return
+    monkeypatch.setattr(selftest_speed, "SECONDS", 0.0)
+    monkeypatch.setattr(selftest_speed, "CPU_SHAPES", (selftest_speed.Shape("tiny", 32, 64, 2, 64),))
+    selftest_speed.report(torch.device("cpu"))
+    text = capsys.readouterr().out
+    for name in ("forward", "dgrad", "wgrad", "quantize"):
+        assert text.count(f"  {name}") == 2, "uniform and skewed"
+
+
+def test_skewed_groups_sum_to_all_tokens() -> None:
+    for shape in (*selftest_speed.SHAPES, *selftest_speed.CPU_SHAPES):
+        for skewed in (False, True):
+            ends = selftest_speed.group_ends(shape, skewed)
+            assert ends == sorted(ends)
+            assert ends[-1] == shape.tokens
+            assert len(ends) == shape.experts
+
+
+@pytest.mark.parametrize(
+    ("tree", "found"),
+    [
+        ([{"gpu": 0, "power": {"socket_power": {"value": 651, "unit": "W"}}}], 651.0),
+        ({"gpu_data": [{"power": {"socket_power": 12.5}}]}, 12.5),
+        ({"power": {"socket_power": "N/A"}}, None),
+        ({}, None),
+    ],
+)
+def test_samples_are_found_in_nested_json(tree: Any, found: float | None) -> None:
+    assert selftest_speed.find(tree, "socket_power") == found
+
+
+def test_clock_is_found_below_its_name() -> None:
+    tree = {"gpu_data": [{"clock": {"gfx_0": {"clk": {"value": 2100, "unit": "MHz"}, "min_clk": {"value": 500}}}}]}
+    assert selftest_speed.find(tree, "gfx_0") == 2100.0
