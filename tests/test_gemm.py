@@ -157,6 +157,14 @@ def test_bfloat16_is_rounded_to_nearest_even(device: torch.device) -> None:
 # ---------------------------------------------------------------------------------------- every code under every scale
 
 
+@pytest.fixture
+def rows(request: pytest.FixtureRequest, backend: str) -> int:
+    """Rows a group of the observed operand. Few of them are a path of its own on the CPU, and many groups."""
+    if request.param == 8 and backend == "gfx950-emu":
+        pytest.skip("8192 groups take minutes to interpret; the kernels know no other path than that of 256 rows")
+    return request.param
+
+
 def observe(product: str, side: str, rows_per_group: int, device: torch.device) -> Tensor:
     """All 256 x 256 (code, scale) pairs in one operand (`side`) of a product; the other operand is known.
 
@@ -233,7 +241,7 @@ OBSERVATIONS = [  # product, side, rows a group
 ]
 
 
-@pytest.mark.parametrize(("product", "side", "rows"), OBSERVATIONS)
+@pytest.mark.parametrize(("product", "side", "rows"), OBSERVATIONS, indirect=["rows"])
 def test_every_code_under_every_scale(product: str, side: str, rows: int, device: torch.device) -> None:
     got, exact = observe(product, side, rows, device).double(), observed_exactly()
     assert exact.isnan().sum() == 3 * (255 * 2 + 256)
@@ -252,7 +260,9 @@ def test_every_code_under_every_scale(product: str, side: str, rows: int, device
     assert ((got - exact)[under].abs() <= ref.UNDERFLOW + ref.HALF_SUBNORMAL[torch.float32]).all()
 
 
-@pytest.mark.parametrize(("product", "side", "rows"), [("forward", "a", 256), ("forward", "a", 8), ("wgrad", "b", 0)])
+@pytest.mark.parametrize(
+    ("product", "side", "rows"), [("forward", "a", 256), ("forward", "a", 8), ("wgrad", "b", 0)], indirect=["rows"]
+)
 def test_flush_denormal_mode_changes_nothing(product: str, side: str, rows: int, device: torch.device) -> None:
     """Under torch.set_flush_denormal(True) every scale, the subnormal ones among them, still decodes."""
     if not torch.set_flush_denormal(True):
