@@ -157,7 +157,7 @@ static int zero_padding(const struct mx_padding_args *args, const struct mx_exec
 
 // ------------------------------------------------------------------------------------------------------------- probe
 
-// What the device does where the kernels rely on it, for mxfp8_moe/selftest_gfx950.py, which calls this by ctypes.
+// What the device does where the kernels rely on it, for mxfp8_moe/selftest/gfx950.py, which calls this by ctypes.
 // `device` is -1 for the emulator.
 [[gnu::visibility("default")]] int mxfp8_probe_gfx950(const struct mx_gfx950_probe_args *args, int32_t device,
                                                       void *stream, struct mx_error *error) {

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mxfp8_moe import selftest, selftest_gfx950, selftest_speed
+from mxfp8_moe.selftest import checks as selftest
+from mxfp8_moe.selftest import gfx950, speed
 
 OPS = ("quantize_rows", "quantize_cols", "quantize_both", "zero_padding_", "grouped_mm", "grouped_mm_dgrad",
        "grouped_mm_wgrad")  # fmt: skip
@@ -48,7 +49,7 @@ def test_passes_as_a_command(device: torch.device, backend: str) -> None:
     assert "checks passed" in done.stdout
     assert "FAILED" not in done.stdout
     if backend == "gfx950-emu":
-        assert done.stdout.count("gfx950: ") == len(selftest_gfx950.CHECKS)
+        assert done.stdout.count("gfx950: ") == len(gfx950.CHECKS)
 
 
 def sabotage(monkeypatch: pytest.MonkeyPatch, op: str, change: Callable[..., Any]) -> None:
@@ -154,8 +155,8 @@ def test_an_operator_that_raises_is_a_failure(monkeypatch, capsys, device) -> No
 
 
 @pytest.fixture
-def gfx950(device: torch.device) -> None:
-    if not selftest_gfx950.runs_on(device):
+def on_gfx950(device: torch.device) -> None:
+    if not gfx950.runs_on(device):
         pytest.skip("about gfx950 and its emulator")
 
 
@@ -177,46 +178,46 @@ def position(lane: int, byte: int) -> tuple[int, int]:
          ["gfx950: matrix lanes", "gfx950: scale lanes", "gfx950: scaled blocks", "gfx950: scale range"]),
     ],
 )  # fmt: skip
-def test_wrong_lane_map_is_found(monkeypatch, gfx950, name: str, wrong: Any, expected: list[str], device) -> None:
-    monkeypatch.setattr(selftest_gfx950, name, wrong)
-    results = [selftest.run(check_name, check, device) for check_name, check in selftest_gfx950.CHECKS]
+def test_wrong_lane_map_is_found(monkeypatch, on_gfx950, name: str, wrong: Any, expected: list[str], device) -> None:
+    monkeypatch.setattr(gfx950, name, wrong)
+    results = [selftest.run(check_name, check, device) for check_name, check in gfx950.CHECKS]
     assert [result.name for result in results if result.failed] == expected
 
 
-def test_memory_that_fits_no_reading_is_found(monkeypatch, gfx950, device) -> None:
-    monkeypatch.setattr(selftest_gfx950, "BYTES", selftest_gfx950.BYTES - 4)  # of which the device is told too ...
-    assert not selftest.run("buffers", selftest_gfx950.check_memory, device).failed
-    genuine = selftest_gfx950._loaded
-    monkeypatch.setattr(selftest_gfx950, "_loaded", lambda *args: genuine(*args).roll(1, 0))  # ... but not of this
-    assert "fit 0 of 8 readings" in selftest.run("buffers", selftest_gfx950.check_memory, device).text
+def test_memory_that_fits_no_reading_is_found(monkeypatch, on_gfx950, device) -> None:
+    monkeypatch.setattr(gfx950, "BYTES", gfx950.BYTES - 4)  # of which the device is told too ...
+    assert not selftest.run("buffers", gfx950.check_memory, device).failed
+    genuine = gfx950._loaded
+    monkeypatch.setattr(gfx950, "_loaded", lambda *args: genuine(*args).roll(1, 0))  # ... but not of this
+    assert "fit 0 of 8 readings" in selftest.run("buffers", gfx950.check_memory, device).text
 
 
 @pytest.mark.parametrize(("word", "text"), [("rj", "offset counts"), ("isa", "offset does not count")])
-def test_reading_of_the_range_check_is_told(gfx950, device, word: str, text: str) -> None:
-    if not selftest_gfx950.is_emulated(device):
+def test_reading_of_the_range_check_is_told(on_gfx950, device, word: str, text: str) -> None:
+    if not gfx950.is_emulated(device):
         pytest.skip("a device has one reading")
-    with selftest_gfx950.emulator_option("RANGE", word, "rj"):
-        result = selftest.run("buffers", selftest_gfx950.check_memory, device)
+    with gfx950.emulator_option("RANGE", word, "rj"):
+        result = selftest.run("buffers", gfx950.check_memory, device)
     assert text in result.text
 
 
 def test_benchmark_runs_on_the_cpu(monkeypatch, capsys) -> None:
-    if selftest_gfx950.is_emulated(torch.device("cpu")):
-        selftest_speed.report(torch.device("cpu"))
+    if gfx950.is_emulated(torch.device("cpu")):
+        speed.report(torch.device("cpu"))
         assert "left out" in capsys.readouterr().out
         return
-    monkeypatch.setattr(selftest_speed, "SECONDS", 0.0)
-    monkeypatch.setattr(selftest_speed, "CPU_SHAPES", (selftest_speed.Shape("tiny", 32, 64, 2, 64),))
-    selftest_speed.report(torch.device("cpu"))
+    monkeypatch.setattr(speed, "SECONDS", 0.0)
+    monkeypatch.setattr(speed, "CPU_SHAPES", (speed.Shape("tiny", 32, 64, 2, 64),))
+    speed.report(torch.device("cpu"))
     text = capsys.readouterr().out
     for name in ("forward", "dgrad", "wgrad", "quantize"):
         assert text.count(f"  {name}") == 2, "uniform and skewed"
 
 
 def test_skewed_groups_sum_to_all_tokens() -> None:
-    for shape in (*selftest_speed.SHAPES, *selftest_speed.CPU_SHAPES):
+    for shape in (*speed.SHAPES, *speed.CPU_SHAPES):
         for skewed in (False, True):
-            ends = selftest_speed.group_ends(shape, skewed)
+            ends = speed.group_ends(shape, skewed)
             assert ends == sorted(ends)
             assert ends[-1] == shape.tokens
             assert len(ends) == shape.experts
@@ -232,9 +233,9 @@ def test_skewed_groups_sum_to_all_tokens() -> None:
     ],
 )
 def test_samples_are_found_in_nested_json(tree: Any, found: float | None) -> None:
-    assert selftest_speed.find(tree, "socket_power") == found
+    assert speed.find(tree, "socket_power") == found
 
 
 def test_clock_is_found_below_its_name() -> None:
     tree = {"gpu_data": [{"clock": {"gfx_0": {"clk": {"value": 2100, "unit": "MHz"}, "min_clk": {"value": 500}}}}]}
-    assert selftest_speed.find(tree, "gfx_0") == 2100.0
+    assert speed.find(tree, "gfx_0") == 2100.0

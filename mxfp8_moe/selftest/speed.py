@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mxfp8_moe import selftest_gfx950
+from mxfp8_moe.selftest import gfx950
 
 ops = torch.ops.mxfp8
 Call = Callable[[], object]
@@ -195,7 +195,7 @@ class Chip:
 
 def report(device: torch.device) -> None:
     """Measures and prints, a line at a time."""
-    if selftest_gfx950.is_emulated(device):
+    if gfx950.is_emulated(device):
         print("Benchmark: left out, since the emulator's time says nothing about the device's.")
         return
     on_gpu = device.type == "cuda"

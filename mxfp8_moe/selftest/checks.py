@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 import mxfp8_moe
-from mxfp8_moe import selftest_gfx950, selftest_speed
-from mxfp8_moe.selftest_reference import (
+from mxfp8_moe.selftest import gfx950, speed
+from mxfp8_moe.selftest.reference import (
     BLOCK,
     NAN,
     NAN_SCALE,
@@ -325,8 +325,8 @@ def checks(device: torch.device) -> Iterator[tuple[str, Check]]:
     if device.type == "cuda":
         yield "graph replay", check_graph
         yield "two streams", check_streams
-    if selftest_gfx950.runs_on(device):
-        yield from selftest_gfx950.CHECKS
+    if gfx950.runs_on(device):
+        yield from gfx950.CHECKS
 
 
 def run(name: str, check: Check, device: torch.device) -> Result:
@@ -386,9 +386,5 @@ def main(argv: list[str] | None = None) -> int:
           else f"all {len(results)} checks passed")  # fmt: skip
     if not failures and args.benchmark:
         print()
-        selftest_speed.report(found[0])
+        speed.report(found[0])
     return bool(failures)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

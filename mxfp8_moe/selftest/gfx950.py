@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mxfp8_moe.selftest_reference import BLOCK, E4M3, E8M0, NAN, NAN_SCALE, CheckError, expect, generator, integers
+import mxfp8_moe
+from mxfp8_moe.selftest.reference import BLOCK, E4M3, E8M0, NAN, NAN_SCALE, CheckError, expect, generator, integers
 
 LANES, REGISTERS, TILE, DEPTH = 64, 8, 16, 128
 MARK = 0xA5A5A5A5  # MX_GFX950_PROBE_MARK
@@ -92,7 +93,7 @@ def _probe(device: torch.device, inputs: dict[str, Tensor], scalar: int = 0) -> 
     pointers = {name: tensor.data_ptr() for name, tensor in tensors.items()}
     args = _Args(**pointers, bytes=BYTES, size=SIZE, scalar_offset=scalar)
     error = ctypes.create_string_buffer(512)
-    library = ctypes.CDLL(str(Path(__file__).with_name("libmxfp8.so")))
+    library = ctypes.CDLL(str(Path(mxfp8_moe.__file__).with_name("libmxfp8.so")))
     on_gpu = device.type == "cuda"
     stream = torch.cuda.current_stream(device).cuda_stream if on_gpu else 0
     index = (device.index or 0) if on_gpu else -1
