@@ -9,7 +9,7 @@ from benchmarks import gfx950_report as report
 
 @pytest.mark.parametrize("op", ["rows", "depth"])
 def test_choice_is_near_the_best(op: str) -> None:
-    """In every fifth of the report's cases: time over that with the best tiles that are built, on the mean, at worst."""
+    """In every fifth of the report's cases: time over that with the best tiles that are built, mean and worst."""
     losses = [report.over_best(p)[report.chosen(p).name] for _, _, p in list(report.choices(op))[::5]]
     assert min(losses) >= 1
     assert report.geometric_mean(losses) < 1.015
