@@ -185,9 +185,9 @@ struct mx_gfx950_kernel {
 
 static inline int mx_gfx950_needs_any(int64_t cols, const void *out) { return cols % 8 != 0 || ((uintptr_t)out & 15); }
 
-// What a tile takes, in cycles of a CU: its matrix instructions; its operands at 32 bytes a cycle (half the path's
-// rate: for 256x256 they take about as much energy as the products, and power is the limit); and what nothing overlaps:
-// the first fills and the stores. An estimate.
+// What a tile takes, in cycles of a CU: its matrix instructions; its operands at 32 bytes a cycle (for 256x256 they
+// then count as much as the products, as they do in energy by the model of `make report`); and what nothing overlaps:
+// the first fills and the stores. An estimate that has not met hardware.
 static inline int64_t mx_gfx950_tile_cycles(int64_t rows, int64_t cols, int64_t bodies) {
     return bodies * (rows * cols / 16 + (rows + cols) * 8) + 4096 + rows * cols / 16;
 }
