@@ -29,8 +29,12 @@ EXPORT void plan_rows(const struct mx_rows_args *a, int rows, int cols, struct m
 { *to = mx_gfx950_plan_rows(a, 0, rows, cols); }
 EXPORT void plan_depth(const struct mx_depth_args *a, int rows, int cols, struct mx_gfx950_plan *to)
 { *to = mx_gfx950_plan_depth(a, 0, rows, cols); }
-#define NAME(name, ...) #name "\\n"
-EXPORT const char kernels[] = MX_GFX950_ROWS_KERNELS(NAME) MX_GFX950_DEPTH_KERNELS(NAME);
+#define NAME(name, ...) #name,
+EXPORT const char *rows_kernels[] = {MX_GFX950_ROWS_KERNELS(NAME) 0};
+EXPORT const char *depth_kernels[] = {MX_GFX950_DEPTH_KERNELS(NAME) 0};
+EXPORT int choose_rows(const struct mx_rows_args *a) { return mx_gfx950_choose_rows(a); }
+EXPORT int choose_depth(const struct mx_depth_args *a) { return mx_gfx950_choose_depth(a); }
+EXPORT int64_t padded_tokens(int64_t m, int64_t groups) { return mx_padded_tokens(m, groups); }
 """
 WAVES = 4
 
@@ -130,7 +134,9 @@ def _host() -> ctypes.CDLL:
     source = BUILD / "host.c"
     source.write_text(HOST)
     _run(*ZIG, "cc", "-std=gnu23", "-O1", "-shared", "-fPIC", "-I", KERNELS, "-o", BUILD / "host.so", source)
-    return ctypes.CDLL(str(BUILD / "host.so"))
+    host = ctypes.CDLL(str(BUILD / "host.so"))
+    host.padded_tokens.argtypes, host.padded_tokens.restype = [ctypes.c_int64] * 2, ctypes.c_int64
+    return host
 
 
 def _image(name: str) -> bytes:
@@ -162,15 +168,36 @@ def _launch(function: ctypes.c_void_p, grid: int, *structs: ctypes.Structure) ->
     _check(_library().hipDeviceSynchronize())
 
 
-def kernel_names() -> list[str]:
-    """Every GEMM kernel."""
-    return ctypes.c_char_p(ctypes.addressof(ctypes.c_char.in_dll(_host(), "kernels"))).value.decode().split()  # type: ignore[union-attr]
+@functools.cache
+def kernel_names(op: str) -> list[str]:
+    """Every GEMM kernel of "rows" or "depth"."""
+    table, names = (ctypes.c_char_p * 64).in_dll(_host(), f"{op}_kernels"), []
+    for name in iter(table):
+        if name is None:
+            break
+        names.append(name.decode())
+    return names
+
+
+def tile_of(name: str) -> tuple[int, int]:
+    """Rows and columns of a kernel's tile."""
+    rows, cols = re.search(r"_(\d+)x(\d+)", name).groups()  # type: ignore[union-attr]
+    return int(rows), int(cols)
+
+
+def chosen_kernel(op: str, m: int, groups: int, n: int, k: int) -> str:
+    """The kernel that the product takes for m tokens and a bfloat16 output."""
+    args: ctypes.Structure
+    if op == "rows":
+        args = Rows(m=m, n=n, k=k, groups=groups)
+    else:
+        args = Depth(n=n, k=k, depth=_host().padded_tokens(m, groups), groups=groups)
+    return kernel_names(op)[getattr(_host(), f"choose_{op}")(ctypes.byref(args))]
 
 
 def run_tile(name: str, bodies: int) -> tuple[ctypes.c_void_p, dict[str, int]]:
     """Runs one whole tile of a kernel, and returns the kernel and the counters."""
-    op, rows, cols = re.match(r"mx_gemm_(\w+)_gfx950_(\d+)x(\d+)", name).groups()  # type: ignore[union-attr]
-    rows, cols, depth = int(rows), int(cols), 256 * bodies
+    op, (rows, cols), depth = name.split("_")[2], tile_of(name), 256 * bodies
     a, b = (_buffer(np.zeros(n * depth, np.uint8)) for n in (rows, cols))
     a_scale, b_scale = (_buffer(np.full(n * depth // 32, 127, np.uint8)) for n in (rows, cols))
     offs = _buffer(np.array([rows if op == "rows" else depth], np.int32))
@@ -213,9 +240,8 @@ def count(name: str) -> Counts:
         first -= 1
     while lines[last + 1][1] == WAVES * many:
         last += 1
-    rows, cols = map(int, re.search(r"_(\d+)x(\d+)", name).groups())  # type: ignore[union-attr]
     return Counts(
-        name, rows, cols,
+        name, *tile_of(name),
         Counter(next(c for c, p in CLASSES.items() if re.match(p, text)) for text, _ in lines[first : last + 1]),
         sum(hits for _, hits in lines[:first]) // WAVES,
         sum(hits for _, hits in lines[last + 1 :]) // WAVES,

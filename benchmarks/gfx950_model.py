@@ -28,7 +28,7 @@ import heapq
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -106,20 +106,28 @@ class Problem:
         return (m * self.k + groups * self.n * self.k if self.op == "rows" else m * (self.n + self.k)) / 32
 
 
+AROUND = {
+    (256, 320): (184, 500),
+    (256, 256): (160, 469),
+    (256, 128): (143, 255),
+    (128, 256): (143, 256),
+    (128, 128): (128, 146),
+}
+"""A wave's instructions before and after the loop, by tile; counted (`gfx950_counts.py`), for bfloat16 output."""
+
+
 @dataclass(frozen=True)
 class Kernel:
-    """How tiles are computed; instruction counts are of one wave.
+    """How tiles are computed.
 
     Attributes:
-        prologue: instructions before the loop. The defaults are counted (`gfx950_counts.py`), for bfloat16 output.
-        epilogue: instructions after it, for a tile of 256 x 256; they grow with the tile.
+        around: a wave's instructions before and after the loop, by tile.
         per_cu: blocks that a CU holds at once.
         persistent: whether a block goes on with the next tile, whose first fills overlap the stores.
         exposed: see EXPOSED.
     """
 
-    prologue: int = 167
-    epilogue: int = 517
+    around: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=lambda: AROUND)
     per_cu: int = 1
     persistent: bool = False
     exposed: float = EXPOSED
@@ -302,11 +310,9 @@ def loop_cycles(tile: Tile, kernel: Kernel) -> float:
 
 def fixed_cycles(tile: Tile, kernel: Kernel, out_bytes: int) -> float:
     """Cycles of a block that overlap nothing of its own."""
-    instructions = kernel.epilogue * tile.rows * tile.cols / 65536
-    epilogue = max(instructions * ISSUE, tile.real_rows * tile.real_cols * out_bytes / STORE_BYTES_PER_CYCLE)
-    if kernel.persistent:
-        return epilogue + kernel.prologue * ISSUE
-    return START + 2 * LATENCY + kernel.prologue * ISSUE + epilogue
+    prologue, epilogue = (ISSUE * count for count in kernel.around[tile.rows, tile.cols])
+    stores = tile.real_rows * tile.real_cols * out_bytes / STORE_BYTES_PER_CYCLE
+    return (0 if kernel.persistent else START + 2 * LATENCY) + prologue + max(epilogue, stores)
 
 
 def makespan(costs: Sequence[Sequence[float]], places: int) -> float:
@@ -394,6 +400,8 @@ def estimate(p: Problem, plan: Plan) -> Estimate:
     """Runs one call through the model."""
     kernel, chip = plan.kernel, XCDS * CUS
     launch = (rows_launch if p.op == "rows" else depth_launch)(p, plan)
+    if len(launch.blocks) <= chip:
+        kernel = replace(kernel, per_cu=1)  # none has to share a CU
     lists, places = queues(launch.blocks, plan.square), CUS * kernel.per_cu
     tiles, counts = list(launch.tiles), Counter(block.tile for block in launch.blocks)
     loop = [loop_cycles(t, kernel) for t in tiles]
@@ -418,33 +426,6 @@ def estimate(p: Problem, plan: Plan) -> Estimate:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What the model recommends
-
-
-def choose(op: str, m: int, groups: int, n: int, k: int) -> Plan:
-    """A plan from sizes alone, as the host must make it: m tokens in all, n and k as in `Problem`.
-
-    Few tiles: smaller ones, until the chip is full. Many: wide ones, which need fewer bytes for a product. But they
-    take longer, so the last of them are waited for longer: not if the chip is filled less than twice. And their last
-    rows are never short: of tokens, only for long groups, or where they cover the columns much better.
-    """
-    chip, mean = XCDS * CUS, math.ceil(m / groups)
-    length, width = (mean, n) if op == "rows" else (n, k)
-
-    def tiles(rows: int, cols: int) -> int:
-        return groups * math.ceil(length / rows) * math.ceil(width / cols)
-
-    if op == "rows" and tiles(128, 128) <= chip:
-        return Plan(heights=(128,), widths=(128,))
-    if op == "rows" and tiles(128, 256) <= chip:
-        return Plan(heights=(128,))
-    covers_better = 16 * sum(cover(width, (256,))) > 17 * width
-    long = op == "depth" or length >= 1536 or (length > 384 and covers_better)
-    wide = long and tiles(256, 256) >= 2 * chip and width >= 768
-    return Plan(heights=SHORT, widths=(WIDE, 256) if wide else (256,))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # Published measurements of another kernel: "Ragged MXFP8 Weight Gradients", 2026, MI355X
 
 
@@ -461,7 +442,7 @@ def shuffled(lengths: Sequence[int], seed: int) -> tuple[int, ...]:
     return tuple(order)
 
 
-PEER = Plan(kernel=Kernel(prologue=900, epilogue=2180))
+PEER = Plan(kernel=Kernel(around={(256, 256): (900, 2180)}))
 """The kernel of the publication. The counts are those of an earlier public version, compiled; if the published one's
 are shorter, more of its fills are exposed: between EXPOSED and EXPOSED_SHORT."""
 

@@ -7,9 +7,11 @@ makes of it (`gfx950_model.py`, where its assumptions are). No time in here was 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
+import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tabulate import tabulate
@@ -57,16 +59,8 @@ LARGE = [(8, 1408, 2048), (8, 2048, 1408), (32, 4096, 7168), (32, 7168, 2048)]
 TOKENS = (32, 128, 192, 256, 384, 512)
 MANY_TOKENS = (32, 128, 512, 2048)
 
-PLANS = [
-    Plan(),
-    Plan(widths=(model.WIDE, 256)),
-    Plan(heights=model.SHORT),
-    Plan(heights=model.SHORT, widths=(model.WIDE, 256)),
-    Plan(heights=(128,)),
-    Plan(widths=(128,)),
-    Plan(heights=(128,), widths=(128,)),
-    Plan(heights=(128,), widths=(128,), kernel=Kernel(per_cu=2)),
-]
+UNBUILT = [Plan(heights=model.SHORT), Plan(heights=model.SHORT, widths=(model.WIDE, 256))]
+"""Tile sets that no kernel has, for comparison."""
 
 
 def table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:
@@ -149,9 +143,21 @@ def problems(n: int, k: int, experts: int, mean: int) -> list[tuple[str, Problem
     return found
 
 
+def plan_of(kernel: str) -> Plan:
+    """With a kernel's tiles. The widest come with narrower ones; of the smallest, a CU holds two (LDS, registers)."""
+    rows, cols = counts.tile_of(kernel)
+    per_cu = 2 if (rows, cols) == (128, 128) else 1
+    return Plan((rows,), (cols, 256) if cols == model.WIDE else (cols,), kernel=Kernel(per_cu=per_cu))
+
+
+def built(op: str) -> list[Plan]:
+    """The tile sets that there are kernels of."""
+    return list({plan.name: plan for plan in map(plan_of, counts.kernel_names(op))}.values())
+
+
 def chosen(p: Problem) -> Plan:
-    """The model's recommendation."""
-    return model.choose(p.op, sum(p.lengths), len(p.lengths), p.n, p.k)
+    """With the tiles that the product takes."""
+    return plan_of(counts.chosen_kernel(p.op, sum(p.lengths), len(p.lengths), p.n, p.k))
 
 
 def schedule_row(name: str, plan: Plan, e: Estimate) -> list[object]:
@@ -172,35 +178,48 @@ def schedule_text() -> str:
     return table(rows, headers)
 
 
-def regret(p: Problem, plans: Sequence[Plan], exposed: float) -> tuple[list[float], float]:
-    """Times of `plans` over the best of them, and that of the chosen plan."""
-    times = [
-        estimate(p, replace(plan, kernel=replace(plan.kernel, exposed=exposed))).seconds for plan in [*plans, chosen(p)]
-    ]
-    best = min(times[:-1])
-    return [t / best for t in times[:-1]], times[-1] / best
+def choices(op: str) -> Iterator[tuple[int, str, Problem]]:
+    """What the choice of tiles is judged by: mean tokens, name, problem; uniform, ramp and random routing."""
+    draw = random.Random(0)
+    for shapes, tokens in ((SMALL, TOKENS), (LARGE, MANY_TOKENS)):
+        for (experts, n, k), mean in itertools.product(shapes, tokens):
+            mixed = tuple(round(mean * draw.uniform(0.3, 1.7)) for _ in range(experts))
+            for routing, lengths in (("u", (mean,) * experts), ("r", model.ramp(experts, mean)), ("x", mixed)):
+                yield mean, f"{experts} x {mean}{routing}, {n} x {k}", Problem(op, lengths, n, k)
+
+
+def over_best(p: Problem, exposed: float = model.EXPOSED) -> dict[str, float]:
+    """Times with each tile set, by its name, over that with the best one that there is a kernel of."""
+    plans = [replace(plan, kernel=replace(plan.kernel, exposed=exposed)) for plan in [*built(p.op), *UNBUILT]]
+    times = {plan.name: estimate(p, plan).seconds for plan in plans}
+    best = min(times[plan.name] for plan in built(p.op))
+    return {name: seconds / best for name, seconds in times.items()}
+
+
+def mean_and_worst(losses: Sequence[float]) -> str:
+    """Geometric mean, largest."""
+    return f"{geometric_mean(losses):.3f} {max(losses):.2f}"
 
 
 def tiles_text(op: str) -> str:
-    """Time of each tile set over that of the best, and of what `choose` takes."""
-    rows: list[list[object]] = []
-    regrets: dict[float, list[float]] = {model.EXPOSED: [], model.EXPOSED_SHORT: []}
-    for shapes, tokens in ((SMALL, TOKENS), (LARGE, MANY_TOKENS)):
-        for (experts, n, k), mean in ((s, t) for s in shapes for t in tokens):
-            for routing, lengths in (("u", (mean,) * experts), ("r", model.ramp(experts, mean))):
-                p = Problem(op, lengths, n, k)
-                for exposed, found in regrets.items():
-                    times, mine = regret(p, PLANS, exposed)
-                    found.append(mine)
-                    if exposed == model.EXPOSED:
-                        name = f"{experts} x {mean}{routing}, {n} x {k}"
-                        rows.append([name, *[f"{t:.3f}" for t in times], chosen(p).name, f"{mine:.3f}"])
-    headers = ["experts x tokens, n x k", *[plan.name for plan in PLANS], "chosen", "over best"]
-    lines = [table(rows, headers)]
-    for exposed, found in regrets.items():
-        mean_, worst = geometric_mean(found), max(found)
-        lines.append(f"EXPOSED = {exposed}: chosen over the best {mean_:.3f} (geometric mean), {worst:.3f} (worst)")
-    return "\n".join(lines)
+    """Time with each tile set, and with the chosen one, over that with the best one that there is a kernel of."""
+    rows: list[list[str]] = []
+    found: list[tuple[int, list[float]]] = []
+    short: list[float] = []
+    for mean, name, p in choices(op):
+        losses, taken = over_best(p), chosen(p).name
+        found.append((mean, [*losses.values(), losses[taken]]))
+        rows.append([name, *[f"{t:.3f}" for t in found[-1][1]], taken])
+        short.append(over_best(p, model.EXPOSED_SHORT)[taken])
+    names = [plan.name for plan in built(op)] + [f"({plan.name})" for plan in UNBUILT] + ["as chosen"]
+    ranges = [(0, 128), (128, 512), (512, math.inf), (0, math.inf)]
+    summary = [
+        [name, *[mean_and_worst([losses[i] for mean, losses in found if low < mean <= high]) for low, high in ranges]]
+        for i, name in enumerate(names)
+    ]
+    headers = ["tiles", "<= 128 tokens", "129 to 512", "> 512", "all"]
+    text = f"With EXPOSED = {model.EXPOSED_SHORT}, as chosen: {mean_and_worst(short)}"
+    return "\n\n".join([table(summary, headers), text, table(rows, ["experts x tokens, n x k", *names, ""])])
 
 
 def order_text() -> str:
@@ -215,7 +234,7 @@ def order_text() -> str:
                 replace(plan, longest_first=False),
                 replace(plan, square=1),
                 replace(plan, square=4),
-                replace(plan, kernel=Kernel(persistent=True)),
+                replace(plan, kernel=replace(plan.kernel, persistent=True)),
             ]
             found = [estimate(mixed, other) for other in others]
             cells = [f"{e.seconds / base.seconds:.3f} ({e.cycles / base.cycles:.3f})" for e in found]
@@ -232,7 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-counts", action="store_true", help="only the model, which needs no emulator")
     options = parser.parse_args(arguments)
     if not options.no_counts:
-        found = [counts.count(name) for name in counts.kernel_names()]
+        found = [counts.count(name) for op in ("rows", "depth") for name in counts.kernel_names(op)]
         print("# Counted: the kernels as built, one whole tile each on the emulator\n")
         print("## Instructions that a wave executes: per turn of the loop (two steps of 128), before and after it\n")
         print(counts_text(found))
@@ -248,7 +267,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n## Schedules: cycles over those of the useful products alone, each column with one cause more\n")
     print(schedule_text())
     for op in ("rows", "depth"):
-        print(f"\n## Tiles, gemm_{op}: time over that of the best (u: uniform, r: 1.5x ramp; x2: two blocks a CU)\n")
+        print(f"\n## Tiles, gemm_{op}: time over that with the best tiles that are built, as the product chooses too\n")
+        print("Geometric mean and worst, then every case. u: uniform, r: 1.5x ramp, x: random lengths; x2: two blocks")
+        print("a CU; in brackets: not built.\n")
         print(tiles_text(op))
     print("\n## Order: time (cycles) over those of the chosen plan, longest groups first, in 2x2 squares\n")
     print(order_text())

@@ -23,10 +23,11 @@ def test_cost_of_a_tile() -> None:
     assert model.products(WHOLE) == 128 * 32
     assert WHOLE.bodies == 4
     assert WHOLE.fill_bytes == 512 * 1024
-    kernel = Kernel(prologue=100, epilogue=1000, exposed=0.25)
+    kernel = Kernel(around={(256, 256): (100, 1000)}, exposed=0.25)
     assert model.loop_cycles(WHOLE, kernel) == 4 * (4096 + 0.25 * 512 * 256 / 64)
     assert model.fixed_cycles(WHOLE, kernel, 2) == 1000 + 2 * 1250 + 5 * 100 + 5 * 1000
-    assert model.fixed_cycles(WHOLE, replace(kernel, epilogue=0), 4) == 1000 + 2 * 1250 + 500 + 256 * 256 * 4 / 64
+    short = replace(kernel, around={(256, 256): (100, 0)})
+    assert model.fixed_cycles(WHOLE, short, 4) == 1000 + 2 * 1250 + 500 + 256 * 256 * 4 / 64
 
 
 def test_part_of_a_tile() -> None:
@@ -69,6 +70,14 @@ def test_whole_waves(waves: int) -> None:
     assert estimate(full, Plan()).busy == pytest.approx(waves * cost(WHOLE))
     more = Problem("depth", (1024,) * (16 * waves + 1), 1024, 1024)
     assert estimate(more, Plan()).cycles == (waves + 1) * cost(WHOLE)
+
+
+def test_two_blocks_a_cu() -> None:
+    """Up to one block a CU none shares; twice as many share and take the products' time of both, fixed cycles once."""
+    plan, tile = Plan((128,), (128,), kernel=Kernel(per_cu=2)), Tile(128, 128, 128, 128, 1024)
+    few, many = (estimate(Problem("depth", (1024,) * groups, 1024, 1024), plan) for groups in (4, 8))  # 64 tiles each
+    assert few.cycles == cost(tile)
+    assert many.cycles == 4 * 2 * 1024 + model.fixed_cycles(tile, Kernel(), 2)
 
 
 def test_blocks_go_round_robin_to_xcds() -> None:
@@ -150,13 +159,3 @@ def test_published_figures() -> None:
 def test_persistent_kernel_saves_the_trips_to_memory() -> None:
     saved = cost(WHOLE) - cost(WHOLE, Kernel(persistent=True))
     assert saved == model.START + 2 * model.LATENCY
-
-
-def test_choice() -> None:
-    """From sizes alone; the least filled chip gets the smallest tiles."""
-    assert model.choose("rows", 8 * 64, 8, 1408, 2048).name == "128x128"
-    assert model.choose("rows", 8 * 512, 8, 1408, 2048).name == "128x256"
-    assert model.choose("rows", 8 * 8192, 8, 1408, 2048).name == "256/128x320/256"
-    assert model.choose("rows", 256 * 128, 256, 2048, 7168).name == "256/128x256"
-    assert model.choose("depth", 8 * 24480, 8, 1408, 2048).name == "256/128x256"
-    assert model.choose("depth", 32 * 8072, 32, 4096, 7168).name == "256/128x320/256"

@@ -6,6 +6,7 @@ import pytest
 from code_object import kernels_of
 
 from benchmarks import gfx950_counts as counts
+from benchmarks import gfx950_model as model
 
 
 @pytest.mark.parametrize("name", ["mx_gemm_rows_gfx950_128x256_bf16", "mx_gemm_depth_gfx950_256x256_f32"])
@@ -22,3 +23,10 @@ def test_counts(name: str) -> None:
     assert 0 < c.prologue <= start
     assert c.epilogue == len(body.epilogue), "plain kernels store straight on"
     assert c.stores == k.count_at("(buffer|global)_store", body.epilogue)
+
+
+@pytest.mark.parametrize("op", ["rows", "depth"])
+def test_the_model_has_these_counts(op: str) -> None:
+    plain = [counts.count(name) for name in counts.kernel_names(op) if name.endswith("_bf16")]
+    assert len(plain) == {"rows": 5, "depth": 3}[op]
+    assert {(c.rows, c.cols): (c.prologue, c.epilogue) for c in plain}.items() <= model.AROUND.items()
