@@ -1,5 +1,5 @@
 // What the GPU backends share: drivers found at run time, modules loaded once per device, launches on torch's stream.
-// A backend's file (gfx950.c) holds its struct mx_gpu, the launches of each op, and its struct mx_backend.
+// A backend's file (gfx950.c, sm90.c) holds its struct mx_gpu, the launches of each op, and its struct mx_backend.
 #pragma once
 #include <stdatomic.h>
 #include <stdbool.h>
