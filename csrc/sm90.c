@@ -58,15 +58,14 @@ static struct mx_gpu_map map_of(const struct mx_sm90_map *map, uint8_t *encoded)
     return (struct mx_gpu_map){encoded, map->base, map->rows, map->row_bytes, MX_SM90_ROW_BLOCK, BOX_BYTES};
 }
 
-// Limits of the kernels, which the operands' rows and elements a row and the plan have to keep.
+// Limits of the kernels.
 static int check_fits(int64_t a_rows, int64_t b_rows, int64_t elements, const struct mx_sm90_plan *plan,
                       struct mx_error *error) {
-    const int64_t most = MX_SM90_MAX_EXTENT;
-    if (a_rows > most || b_rows > most || elements > most)
+    if (a_rows > MX_SM90_MAX_EXTENT || b_rows > MX_SM90_MAX_EXTENT || elements > MX_SM90_MAX_EXTENT)
         return mx_fail(error,
-                       "the operands must have at most %lld rows and elements a row on sm_90, got %lld and %lld rows "
+                       "the operands must have at most %d rows and elements a row on sm_90, got %lld and %lld rows "
                        "of %lld",
-                       (long long)most, (long long)a_rows, (long long)b_rows, (long long)elements);
+                       MX_SM90_MAX_EXTENT, (long long)a_rows, (long long)b_rows, (long long)elements);
     if (plan->tiles == INT32_MAX)
         return mx_fail(error, "the output must have fewer than %d tiles of %d x %d on sm_90", INT32_MAX, MX_SM90_P,
                        MX_SM90_Q);

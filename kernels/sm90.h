@@ -3,15 +3,15 @@
 // A GEMM call is two launches on one stream:
 //   mx_prepare_<op>_sm90  (struct mx_<op>_args, struct mx_sm90_plan)
 //       grid plan.prepare_blocks, MX_SM90_PREPARE_THREADS threads, no dynamic shared memory
-//   mx_gemm_depth_sm90 or a line of MX_SM90_ROWS_KERNELS  (struct mx_<op>_args, struct mx_sm90_plan, struct
-//   mx_sm90_maps)
+//   mx_gemm_depth_sm90 or a line of MX_SM90_ROWS_KERNELS
+//       (struct mx_<op>_args, struct mx_sm90_plan, struct mx_sm90_maps)
 //       grid plan.blocks, MX_SM90_THREADS threads, MX_SM90_SHARED_BYTES of dynamic shared memory
 // The plan comes from sizes alone (mx_sm90_plan_rows, mx_sm90_plan_depth), so the host never reads a device value.
 // prepare fills the whole of what the GEMM reads of the workspace; nothing in it survives from call to call.
 //
 // A GEMM kernel multiplies tiles of MX_SM90_P rows of one operand, P, whose elements go to registers, by MX_SM90_Q rows
-// of the other, Q, which go to shared memory. gemm_depth has P = a, Q = b; gemm_rows too, or, when swapped, P = b, Q =
-// a.
+// of the other, Q, which go to shared memory. gemm_depth has P = a and Q = b; so has gemm_rows, or, when swapped, P = b
+// and Q = a.
 //
 // An element of the output takes one of two ways, and which one depends on its own two operand rows alone, each cut to
 // the contraction of the group ("row" from here on):
@@ -96,7 +96,7 @@ struct mx_sm90_plan {
     struct mx_sm90_map p_map, q_map;
 };
 
-// A count of a plan. One that does not fit is INT32_MAX, which the launcher refuses.
+// A count as plans have them. Where one is cut to INT32_MAX, the launcher refuses the call.
 static inline int32_t mx_sm90_count(int64_t n) { return n < INT32_MAX ? (int32_t)n : INT32_MAX; }
 
 static inline int64_t mx_sm90_div_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
@@ -139,8 +139,7 @@ static inline int mx_sm90_choose_swapped(const struct mx_rows_args *args) {
     return swapped * 11 < as_is * 10;
 }
 
-// out[r] = a[r] . b[g]^T: token tiles begin at each group's first row; the rows past the last group are a group as
-// well.
+// out[r] = a[r] . b[g]^T: token tiles begin at each group's first row; the rows past the last group are a group too.
 static inline struct mx_sm90_plan mx_sm90_plan_rows(const struct mx_rows_args *args, void *workspace, int swapped,
                                                     int32_t multiprocessors) {
     struct mx_sm90_plan plan = {.workspace = (uint8_t *)workspace, .swapped = swapped, .raster = 8};

@@ -198,14 +198,14 @@ static char primary[128], other[128];
 static _Thread_local char *context; // null at first, as in a thread that has not called CUDA's runtime
 enum { HANDLE = 500 };              // a device's handle is its index and so much: they are not the same
 
-// The device whose primary context is current, or OTHER_CONTEXT and the device.
+// The device whose primary context this is; of another one, OTHER_CONTEXT more.
 enum { OTHER_CONTEXT = 1000 };
-static int cuda_current(void) {
-    if (!context)
+static int device_of(const char *of) {
+    if (!of)
         return NO_DEVICE;
-    return (int)(context >= other && context < other + sizeof other ? context - other + OTHER_CONTEXT
-                                                                    : context - primary);
+    return (int)(of >= other && of < other + sizeof other ? of - other + OTHER_CONTEXT : of - primary);
 }
+static int cuda_current(void) { return device_of(context); }
 
 static int cuda_init(unsigned flags) { return note("cuInit", "%u", flags); }
 
@@ -236,10 +236,7 @@ static int cuda_get_context(void **to) {
 }
 
 static int cuda_set_context(void *to) {
-    char *const previous = context;
-    context = to;
-    const int wanted = cuda_current();
-    context = previous;
+    const int wanted = device_of(to);
     int code = note("cuCtxSetCurrent", "%d", wanted);
     if (!code && wanted >= devices && wanted < OTHER_CONTEXT)
         code = DEVICE_ERROR;
@@ -320,7 +317,7 @@ static int cuda_error_text(int code, const char **text) {
     return code < 0 ? VALUE_ERROR : 0;
 }
 
-// What a thread has as its current device: HIP's, or CUDA's context, as cuda_current tells it.
+// What is current in this thread: HIP's device, or CUDA's context as device_of tells it.
 EXPORT void fake_set_current(int device) {
     hip_current = device;
     context = device == NO_DEVICE       ? nullptr

@@ -31,8 +31,8 @@ class Driver(NamedTuple):
     source: str
     suffix: str  # of kernels' names
     architecture: str  # as the driver gives it
-    error: str
-    invalid_device: str
+    error: str  # what it says of CODE
+    invalid_device: str  # what it says of a device that is not there
     libraries: list[str]
     init: str
     describe: str  # the first of what a device is asked for its architecture
@@ -55,18 +55,40 @@ class Driver(NamedTuple):
 
 
 HIP = Driver(
-    "gfx950", "csrc/gfx950.c", "gfx950", "gfx950:sramecc+:xnack-", f"hipErrorTest (text of {CODE})",
-    "hipErrorInvalidDevice (text of 101)", ["libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"], "hipInit",
-    "hipGetDevicePropertiesR0600", "hipGetDevice", "hipSetDevice", "hipModuleLoadData", "hipModuleGetFunction",
-    "hipModuleLaunchKernel", ["hipGetErrorName", "hipGetErrorString"],
-)  # fmt: skip
+    backend="gfx950",
+    source="csrc/gfx950.c",
+    suffix="gfx950",
+    architecture="gfx950:sramecc+:xnack-",
+    error=f"hipErrorTest (text of {CODE})",
+    invalid_device="hipErrorInvalidDevice (text of 101)",
+    libraries=["libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"],
+    init="hipInit",
+    describe="hipGetDevicePropertiesR0600",
+    get_current="hipGetDevice",
+    set_current="hipSetDevice",
+    load="hipModuleLoadData",
+    function="hipModuleGetFunction",
+    launch="hipModuleLaunchKernel",
+    others=["hipGetErrorName", "hipGetErrorString"],
+)
 EMULATOR = HIP._replace(backend="gfx950-emu")
 CUDA = Driver(
-    "sm_90", "csrc/sm90.c", "sm90", "9.0", f"CUDA_ERROR_TEST (text of {CODE})",
-    "CUDA_ERROR_INVALID_DEVICE (text of 101)", ["libcuda.so.1"], "cuInit", "cuDeviceGet", "cuCtxGetCurrent",
-    "cuCtxSetCurrent", "cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel",
-    ["cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain", "cuFuncSetAttribute", "cuTensorMapEncodeTiled",
-     "cuGetErrorName", "cuGetErrorString"],
+    backend="sm_90",
+    source="csrc/sm90.c",
+    suffix="sm90",
+    architecture="9.0",
+    error=f"CUDA_ERROR_TEST (text of {CODE})",
+    invalid_device="CUDA_ERROR_INVALID_DEVICE (text of 101)",
+    libraries=["libcuda.so.1"],
+    init="cuInit",
+    describe="cuDeviceGet",
+    get_current="cuCtxGetCurrent",
+    set_current="cuCtxSetCurrent",
+    load="cuModuleLoadData",
+    function="cuModuleGetFunction",
+    launch="cuLaunchKernel",
+    others=["cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain", "cuFuncSetAttribute", "cuTensorMapEncodeTiled",
+            "cuGetErrorName", "cuGetErrorString"],
 )  # fmt: skip
 DRIVERS = [HIP, CUDA]
 NO_CONTEXT, OTHER_CONTEXT = -1, 1000  # current in a thread, instead of a device (CUDA)
