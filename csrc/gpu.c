@@ -65,6 +65,7 @@ struct mx_gpu_driver {
     void *contexts[MX_GPU_DEVICES]; // CUDA: primary ones, once retained
 };
 
+// Held while a driver, a context or modules are brought up, which is done once.
 static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
 
 // Carries a driver's refusal up: the function by the driver's own name, and what the driver says of the code.
@@ -99,19 +100,19 @@ static int hip_describe(struct mx_gpu_driver *driver, int32_t device, char targe
     return 0;
 }
 
-static int hip_leave(struct mx_gpu_driver *driver, void *previous, struct mx_error *error) {
-    int current;
-    if (TRY(driver, error, get_device, &current))
-        return 1;
-    return current == (int)(intptr_t)previous ? 0 : TRY(driver, error, set_device, (int)(intptr_t)previous);
-}
-
 static int hip_enter(struct mx_gpu_driver *driver, int32_t device, void **previous, struct mx_error *error) {
     int current;
     if (TRY(driver, error, get_device, &current))
         return 1;
     *previous = (void *)(intptr_t)current;
     return current == device ? 0 : TRY(driver, error, set_device, device);
+}
+
+static int hip_leave(struct mx_gpu_driver *driver, void *previous, struct mx_error *error) {
+    int current;
+    if (TRY(driver, error, get_device, &current))
+        return 1;
+    return current == (int)(intptr_t)previous ? 0 : TRY(driver, error, set_device, (int)(intptr_t)previous);
 }
 
 static void hip_explain(const struct calls *calls, int code, char *text, size_t size) {
@@ -361,7 +362,7 @@ static int queue(struct mx_gpu *gpu, const struct mx_gpu_call *call, int32_t ind
     return gpu->driver->leave(gpu->driver, previous, failed ? &second : error) || failed;
 }
 
-// Operands may be one tensor twice. A span is opened to kernels by its first mention.
+// Operands may be one tensor twice. A span is shown to the emulator at its first mention.
 static bool is_new(const struct mx_gpu_span *spans, int index) {
     for (int i = 0; i < index; i++)
         if (spans[i].data == spans[index].data && spans[i].bytes == spans[index].bytes)
@@ -372,16 +373,16 @@ static bool is_new(const struct mx_gpu_span *spans, int index) {
 static int emulate(struct mx_gpu *gpu, const struct mx_gpu_call *call, struct mx_error *error) {
     enum { READ_ONLY = 8 }; // hipHostRegisterReadOnly
     const struct mx_gpu_span *spans = call->spans;
-    int opened = 0, failed = 0;
-    for (; !failed && opened < call->span_count; opened++)
-        failed = is_new(spans, opened) && TRY(gpu->driver, error, host_register, spans[opened].data,
-                                              (size_t)spans[opened].bytes, spans[opened].written ? 0 : READ_ONLY);
+    int shown = 0, failed = 0;
+    for (; !failed && shown < call->span_count; shown++)
+        failed = is_new(spans, shown) && TRY(gpu->driver, error, host_register, spans[shown].data,
+                                             (size_t)spans[shown].bytes, spans[shown].written ? 0 : READ_ONLY);
     if (failed)
-        opened--;
+        shown--;
     failed = failed || queue(gpu, call, 0, nullptr, error) || TRY(gpu->driver, error, synchronize);
-    while (opened--)
-        if (is_new(spans, opened))
-            gpu->driver->calls.host_unregister(spans[opened].data);
+    while (shown--)
+        if (is_new(spans, shown))
+            gpu->driver->calls.host_unregister(spans[shown].data);
     return failed;
 }
 

@@ -226,8 +226,9 @@ static int cuda_attribute(int *value, int attribute, int device) {
 }
 
 static int cuda_retain(void **to, int device) {
-    *to = &primary[device - HANDLE];
-    return note("cuDevicePrimaryCtxRetain", "%d", device - HANDLE);
+    int code = note("cuDevicePrimaryCtxRetain", "%d", device - HANDLE);
+    *to = code ? other : &primary[device - HANDLE];
+    return code;
 }
 
 static int cuda_get_context(void **to) {

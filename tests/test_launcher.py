@@ -607,7 +607,7 @@ def test_failure_is_told_and_the_next_call_works(new, driver: Driver, previous: 
     assert len(launcher.launches()) == (nth if function == driver.launch else 0)
     launcher.lib.fake_clear()
     assert launcher.call("gemm_rows", rows_args(), device=2) is None
-    assert len(launcher.launches()) == 2
+    assert [(launch.of, launch.on) for launch in launcher.launches()] == [("2", "2")] * 2
     assert launcher.current() == previous
     loaded = function in (driver.launch, "cuTensorMapEncodeTiled")
     assert bool(launcher.log(driver.load)) != loaded, "loading is repeated if and only if it had failed"
