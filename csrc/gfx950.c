@@ -94,12 +94,12 @@ static int run_gemm(int prepare, int kernel, void *args, struct mx_gfx950_plan *
     };
     const struct mx_gpu_call call = {
         .launches = launches,
-        .launch_count = plan->blocks ? MX_LENGTH(launches) : 0,
+        .launch_count = MX_LENGTH(launches),
         .parameters = (void *[]){args, plan},
         .spans = spans,
         .span_count = span_count,
     };
-    return mx_gpu_run(gpu_of(exec), &call, exec, error);
+    return plan->blocks ? mx_gpu_run(gpu_of(exec), &call, exec, error) : 0;
 }
 
 static int gemm_rows(const struct mx_rows_args *args, const struct mx_exec *exec, struct mx_error *error) {

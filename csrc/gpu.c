@@ -62,9 +62,10 @@ struct mx_gpu_driver {
     atomic_bool opened;
     struct mx_error open_error;
     struct calls calls;
-    _Atomic(void *) contexts[MX_GPU_DEVICES]; // CUDA
+    void *contexts[MX_GPU_DEVICES]; // CUDA: primary ones, once retained
 };
 
+// Held while a driver, a context or modules are brought up, which is done once.
 static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
 
 // Carries a driver's refusal up: the function by the driver's own name, and what the driver says of the code.
@@ -99,19 +100,19 @@ static int hip_describe(struct mx_gpu_driver *driver, int32_t device, char targe
     return 0;
 }
 
-static int hip_leave(struct mx_gpu_driver *driver, void *previous, struct mx_error *error) {
-    int current;
-    if (TRY(driver, error, get_device, &current))
-        return 1;
-    return current == (int)(intptr_t)previous ? 0 : TRY(driver, error, set_device, (int)(intptr_t)previous);
-}
-
 static int hip_enter(struct mx_gpu_driver *driver, int32_t device, void **previous, struct mx_error *error) {
     int current;
     if (TRY(driver, error, get_device, &current))
         return 1;
     *previous = (void *)(intptr_t)current;
     return current == device ? 0 : TRY(driver, error, set_device, device);
+}
+
+static int hip_leave(struct mx_gpu_driver *driver, void *previous, struct mx_error *error) {
+    int current;
+    if (TRY(driver, error, get_device, &current))
+        return 1;
+    return current == (int)(intptr_t)previous ? 0 : TRY(driver, error, set_device, (int)(intptr_t)previous);
 }
 
 static void hip_explain(const struct calls *calls, int code, char *text, size_t size) {
@@ -166,14 +167,15 @@ static int cuda_describe(struct mx_gpu_driver *driver, int32_t index, char targe
 
 // The primary context, which is the one that torch uses. It is kept for the life of the process, as torch keeps it.
 static int cuda_context(struct mx_gpu_driver *driver, int32_t index, void **context, struct mx_error *error) {
-    *context = atomic_load(&driver->contexts[index]);
-    if (*context)
-        return 0;
     int device;
-    if (TRY(driver, error, device, &device, index) || TRY(driver, error, retain_context, context, device))
-        return 1;
-    atomic_store(&driver->contexts[index], *context);
-    return 0;
+    pthread_mutex_lock(&loading);
+    *context = driver->contexts[index];
+    int failed = !*context &&
+                 (TRY(driver, error, device, &device, index) || TRY(driver, error, retain_context, context, device));
+    if (!failed)
+        driver->contexts[index] = *context;
+    pthread_mutex_unlock(&loading);
+    return failed;
 }
 
 static int cuda_enter(struct mx_gpu_driver *driver, int32_t index, void **previous, struct mx_error *error) {
@@ -196,10 +198,11 @@ static int cuda_allow_shared(struct mx_gpu_driver *driver, void *function, int32
 }
 
 static void cuda_explain(const struct calls *calls, int code, char *text, size_t size) {
-    const char *name = "an unknown error", *detail = "";
-    calls->explain_name(code, &name);
-    calls->explain_text(code, &detail);
-    snprintf(text, size, "%s (%s)", name, detail);
+    const char *name, *detail;
+    if (calls->explain_name(code, &name) || calls->explain_text(code, &detail))
+        snprintf(text, size, "an unknown error (%d)", code);
+    else
+        snprintf(text, size, "%s (%s)", name, detail);
 }
 
 struct mx_gpu_driver mx_cuda = {
@@ -240,7 +243,7 @@ static void *open_library(const struct mx_gpu_driver *driver, struct mx_error *e
         return library;
     }
     static const int modes[] = {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW};
-    for (size_t m = 0; m < sizeof modes / sizeof *modes; m++)
+    for (int m = 0; m < MX_LENGTH(modes); m++)
         for (int i = 0; driver->libraries[i]; i++) {
             void *library = dlopen(driver->libraries[i], modes[m]);
             if (library)
@@ -328,7 +331,8 @@ static bool is_empty(const struct mx_gpu_launch *launch) {
 // A call's launches are all or none: what a grid cannot hold is found before the first.
 static int check_grids(const struct mx_gpu_call *call, struct mx_error *error) {
     for (const struct mx_gpu_launch *l = call->launches; l < call->launches + call->launch_count; l++)
-        if ((uint64_t)l->grid[0] * l->threads > UINT32_MAX) // HIP counts a grid's threads in 32 bits
+        if ((uint64_t)l->grid[0] * l->threads >
+            UINT32_MAX) // HIP counts a grid's threads in 32 bits; CUDA's limit is higher
             return mx_fail(error, "the operands need %u blocks of %u threads, more than a grid holds", l->grid[0],
                            l->threads);
     return 0;
@@ -358,7 +362,7 @@ static int queue(struct mx_gpu *gpu, const struct mx_gpu_call *call, int32_t ind
     return gpu->driver->leave(gpu->driver, previous, failed ? &second : error) || failed;
 }
 
-// Operands may be one tensor twice. A span is opened to kernels by its first mention.
+// Operands may be one tensor twice. A span is shown to the emulator at its first mention.
 static bool is_new(const struct mx_gpu_span *spans, int index) {
     for (int i = 0; i < index; i++)
         if (spans[i].data == spans[index].data && spans[i].bytes == spans[index].bytes)
@@ -369,16 +373,16 @@ static bool is_new(const struct mx_gpu_span *spans, int index) {
 static int emulate(struct mx_gpu *gpu, const struct mx_gpu_call *call, struct mx_error *error) {
     enum { READ_ONLY = 8 }; // hipHostRegisterReadOnly
     const struct mx_gpu_span *spans = call->spans;
-    int opened = 0, failed = 0;
-    for (; !failed && opened < call->span_count; opened++)
-        failed = is_new(spans, opened) && TRY(gpu->driver, error, host_register, spans[opened].data,
-                                              (size_t)spans[opened].bytes, spans[opened].written ? 0 : READ_ONLY);
+    int shown = 0, failed = 0;
+    for (; !failed && shown < call->span_count; shown++)
+        failed = is_new(spans, shown) && TRY(gpu->driver, error, host_register, spans[shown].data,
+                                             (size_t)spans[shown].bytes, spans[shown].written ? 0 : READ_ONLY);
     if (failed)
-        opened--;
+        shown--;
     failed = failed || queue(gpu, call, 0, nullptr, error) || TRY(gpu->driver, error, synchronize);
-    while (opened--)
-        if (is_new(spans, opened))
-            gpu->driver->calls.host_unregister(spans[opened].data);
+    while (shown--)
+        if (is_new(spans, shown))
+            gpu->driver->calls.host_unregister(spans[shown].data);
     return failed;
 }
 

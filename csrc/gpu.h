@@ -1,5 +1,5 @@
 // What the GPU backends share: drivers found at run time, modules loaded once per device, launches on torch's stream.
-// A backend's file (gfx950.c) holds its struct mx_gpu, the launches of each op, and its struct mx_backend.
+// A backend's file (gfx950.c, sm90.c) holds its struct mx_gpu, the launches of each op, and its struct mx_backend.
 #pragma once
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -73,8 +73,8 @@ static inline struct mx_gpu_span mx_gpu_writes(const void *data, int64_t bytes) 
 
 static inline int64_t mx_type_bytes(int32_t type) { return type == MX_F32 ? 4 : 2; }
 
-// A CUDA tensor map of a matrix of bytes, `row_bytes` apart: boxes of box_rows x box_bytes, swizzled by 64 bytes, zeros
-// outside the matrix. It is a parameter of the kernels; `encoded` is where, 128 bytes, 64-byte aligned.
+// A CUDA tensor map of a matrix of bytes, rows `row_bytes` apart: boxes of box_rows x box_bytes, swizzled by 64 bytes,
+// zeros outside the matrix. It is a parameter of the kernels; `encoded` is where, 128 bytes, 64-byte aligned.
 struct mx_gpu_map {
     void *encoded;
     const void *base;

@@ -58,6 +58,20 @@ static struct mx_gpu_map map_of(const struct mx_sm90_map *map, uint8_t *encoded)
     return (struct mx_gpu_map){encoded, map->base, map->rows, map->row_bytes, MX_SM90_ROW_BLOCK, BOX_BYTES};
 }
 
+// Limits of the kernels.
+static int check_fits(int64_t a_rows, int64_t b_rows, int64_t elements, const struct mx_sm90_plan *plan,
+                      struct mx_error *error) {
+    if (a_rows > MX_SM90_MAX_EXTENT || b_rows > MX_SM90_MAX_EXTENT || elements > MX_SM90_MAX_EXTENT)
+        return mx_fail(error,
+                       "the operands must have at most %d rows and elements a row on sm_90, got %lld and %lld rows "
+                       "of %lld",
+                       MX_SM90_MAX_EXTENT, (long long)a_rows, (long long)b_rows, (long long)elements);
+    if (plan->tiles == INT32_MAX)
+        return mx_fail(error, "the output must have fewer than %d tiles of %d x %d on sm_90", INT32_MAX, MX_SM90_P,
+                       MX_SM90_Q);
+    return 0;
+}
+
 static int run_gemm(int prepare, int kernel, void *args, struct mx_sm90_plan *plan, const struct mx_exec *exec,
                     struct mx_error *error) {
     struct mx_sm90_maps encoded = {};
@@ -73,25 +87,21 @@ static int run_gemm(int prepare, int kernel, void *args, struct mx_sm90_plan *pl
         .maps = maps,
         .map_count = plan->copies ? 0 : MX_LENGTH(maps),
     };
-    if (!mx_sm90_fits(plan->p_map.rows, plan->q_map.rows, plan->p_map.row_bytes))
-        return mx_fail(error,
-                       "the operands must have at most 2^31 - %d rows and elements a row on sm_90, got %lld and "
-                       "%lld rows of %lld",
-                       MX_SM90_P + 1, (long long)plan->p_map.rows, (long long)plan->q_map.rows,
-                       (long long)plan->p_map.row_bytes);
     return plan->blocks ? mx_gpu_run(&cuda, &call, exec, error) : 0;
 }
 
 static int gemm_rows(const struct mx_rows_args *args, const struct mx_exec *exec, struct mx_error *error) {
     struct mx_rows_args copy = *args;
     struct mx_sm90_plan plan = plan_rows(args, exec);
-    return run_gemm(MX_GPU_PREPARE_ROWS, GEMM_ROWS + plan.swapped, &copy, &plan, exec, error);
+    return check_fits(args->m, args->groups * args->n, args->k, &plan, error) ||
+           run_gemm(MX_GPU_PREPARE_ROWS, GEMM_ROWS + plan.swapped, &copy, &plan, exec, error);
 }
 
 static int gemm_depth(const struct mx_depth_args *args, const struct mx_exec *exec, struct mx_error *error) {
     struct mx_depth_args copy = *args;
     struct mx_sm90_plan plan = plan_depth(args, exec);
-    return run_gemm(MX_GPU_PREPARE_DEPTH, GEMM_DEPTH, &copy, &plan, exec, error);
+    return check_fits(args->n, args->k, args->depth, &plan, error) ||
+           run_gemm(MX_GPU_PREPARE_DEPTH, GEMM_DEPTH, &copy, &plan, exec, error);
 }
 
 static int64_t rows_workspace(const struct mx_rows_args *args, const struct mx_exec *exec) {

@@ -172,11 +172,6 @@ static inline struct mx_gfx950_plan mx_gfx950_plan_depth(const struct mx_depth_a
     return plan;
 }
 
-// Whether the kernels take such a call: the contraction's stride, the output's row length, both operands' data.
-static inline int mx_gfx950_fits(int64_t stride, int64_t cols, const uint8_t *a, const uint8_t *b) {
-    return stride <= MX_GFX950_MAX_DEPTH && cols <= MX_GFX950_MAX_COLS && (((uintptr_t)a | (uintptr_t)b) & 15) == 0;
-}
-
 // One line of a kernel table.
 struct mx_gfx950_kernel {
     int32_t tile_rows, tile_cols, type, add, any;

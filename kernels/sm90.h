@@ -3,15 +3,15 @@
 // A GEMM call is two launches on one stream:
 //   mx_prepare_<op>_sm90  (struct mx_<op>_args, struct mx_sm90_plan)
 //       grid plan.prepare_blocks, MX_SM90_PREPARE_THREADS threads, no dynamic shared memory
-//   mx_gemm_depth_sm90 or a line of MX_SM90_ROWS_KERNELS  (struct mx_<op>_args, struct mx_sm90_plan, struct
-//   mx_sm90_maps)
+//   mx_gemm_depth_sm90 or a line of MX_SM90_ROWS_KERNELS
+//       (struct mx_<op>_args, struct mx_sm90_plan, struct mx_sm90_maps)
 //       grid plan.blocks, MX_SM90_THREADS threads, MX_SM90_SHARED_BYTES of dynamic shared memory
 // The plan comes from sizes alone (mx_sm90_plan_rows, mx_sm90_plan_depth), so the host never reads a device value.
 // prepare fills the whole of what the GEMM reads of the workspace; nothing in it survives from call to call.
 //
 // A GEMM kernel multiplies tiles of MX_SM90_P rows of one operand, P, whose elements go to registers, by MX_SM90_Q rows
-// of the other, Q, which go to shared memory. gemm_depth has P = a, Q = b; gemm_rows too, or, when swapped, P = b, Q =
-// a.
+// of the other, Q, which go to shared memory. gemm_depth has P = a and Q = b; so has gemm_rows, or, when swapped, P = b
+// and Q = a.
 //
 // An element of the output takes one of two ways, and which one depends on its own two operand rows alone, each cut to
 // the contraction of the group ("row" from here on):
@@ -42,6 +42,7 @@ enum {
     MX_SM90_EXACT = 255,          // reference of a row that goes the exact way
     MX_SM90_SORTED_GROUPS = 1024, // up to so many groups are started longest first
     MX_SM90_SHARED_BYTES = 220 * 1024,
+    MX_SM90_MAX_EXTENT = INT32_MAX - MX_SM90_P, // an operand's rows, and elements of a row: coordinates are 32-bit
 };
 
 // Every GEMM kernel of gemm_rows: name, whether P and Q are swapped. gemm_depth has one, mx_gemm_depth_sm90. Each takes
@@ -95,12 +96,8 @@ struct mx_sm90_plan {
     struct mx_sm90_map p_map, q_map;
 };
 
-// Whether the kernels take operands of so many rows and bytes a row: coordinates are 32-bit. They want something to do
-// as well: m, n, k, depth and groups of at least 1 are the launcher's business.
-static inline int mx_sm90_fits(int64_t p_rows, int64_t q_rows, int64_t stride) {
-    const int64_t most = INT32_MAX - MX_SM90_P;
-    return p_rows <= most && q_rows <= most && stride <= most;
-}
+// A count as plans have them. Where one is cut to INT32_MAX, the launcher refuses the call.
+static inline int32_t mx_sm90_count(int64_t n) { return n < INT32_MAX ? (int32_t)n : INT32_MAX; }
 
 static inline int64_t mx_sm90_div_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
 
@@ -113,19 +110,22 @@ static inline int64_t mx_sm90_place(int64_t *end, int64_t bytes) {
 // Lays the workspace out and sets the grids. One row block more than counted: a tile of P always reads two.
 static inline void mx_sm90_finish_plan(struct mx_sm90_plan *plan, int64_t tiles, int64_t p_blocks, int64_t q_blocks,
                                        int64_t p_refs, int64_t q_refs, int64_t scale_blocks, int32_t multiprocessors) {
-    plan->tiles = (int32_t)tiles;
+    const int64_t tile_blocks = mx_sm90_div_up(tiles, MX_SM90_PREPARE_THREADS);
+    plan->tiles = mx_sm90_count(tiles);
     mx_sm90_place(&plan->bytes, tiles * (int64_t)sizeof(struct mx_sm90_tile)); // at 0
     plan->p_scale = mx_sm90_place(&plan->bytes, (p_blocks + 1) * plan->steps * MX_SM90_SCALE_BYTES);
     plan->q_scale = mx_sm90_place(&plan->bytes, q_blocks * plan->steps * MX_SM90_SCALE_BYTES);
     plan->p_ref = mx_sm90_place(&plan->bytes, (p_refs + 1) * MX_SM90_ROW_BLOCK);
     plan->q_ref = mx_sm90_place(&plan->bytes, q_refs * MX_SM90_ROW_BLOCK);
-    plan->tile_blocks = (int32_t)mx_sm90_div_up(tiles, MX_SM90_PREPARE_THREADS);
-    plan->prepare_blocks = plan->tile_blocks + (int32_t)scale_blocks;
+    plan->tile_blocks = mx_sm90_count(tile_blocks);
+    plan->prepare_blocks = mx_sm90_count(tile_blocks + scale_blocks);
     plan->blocks = tiles < multiprocessors ? (int32_t)tiles : multiprocessors;
 }
 
 // So many that the blocks are about twice what runs at once: each has a start to pay for.
-static inline int32_t mx_sm90_halves_at_once(int64_t halves) { return halves < 2048 ? 1 : (int32_t)(halves / 1024); }
+static inline int32_t mx_sm90_halves_at_once(int64_t halves) {
+    return halves < 2048 ? 1 : mx_sm90_count(halves / 1024);
+}
 
 static inline int32_t mx_sm90_unaligned(const uint8_t *a, const uint8_t *b) {
     return (((uintptr_t)a | (uintptr_t)b) & 15) != 0;
@@ -139,29 +139,30 @@ static inline int mx_sm90_choose_swapped(const struct mx_rows_args *args) {
     return swapped * 11 < as_is * 10;
 }
 
-// out[r] = a[r] . b[g]^T: token tiles begin at each group's first row; the rows past the last group are a group as
-// well.
+// out[r] = a[r] . b[g]^T: token tiles begin at each group's first row; the rows past the last group are a group too.
 static inline struct mx_sm90_plan mx_sm90_plan_rows(const struct mx_rows_args *args, void *workspace, int swapped,
                                                     int32_t multiprocessors) {
     struct mx_sm90_plan plan = {.workspace = (uint8_t *)workspace, .swapped = swapped, .raster = 8};
     const int64_t token_rows = swapped ? MX_SM90_Q : MX_SM90_P, weight_rows = swapped ? MX_SM90_P : MX_SM90_Q;
     const int64_t token_tiles = (args->m + (token_rows - 1) * (args->groups + 1)) / token_rows;
     const int64_t weight_tiles = mx_sm90_div_up(args->n, weight_rows);
+    const int64_t token_blocks = (args->m + (MX_SM90_ROW_BLOCK - 1) * args->groups) / MX_SM90_ROW_BLOCK;
+    const int64_t group_blocks = weight_tiles * weight_rows / MX_SM90_ROW_BLOCK;
+    const int64_t weight_blocks = args->groups * group_blocks;
     const struct mx_sm90_map tokens = {args->a, args->m, args->k};
     const struct mx_sm90_map weights = {args->b, args->groups * args->n, args->k};
     plan.p_map = swapped ? weights : tokens;
     plan.q_map = swapped ? tokens : weights;
     plan.copies = mx_sm90_unaligned(args->a, args->b);
-    plan.steps = (int32_t)mx_sm90_div_up(args->k, MX_SM90_STEP);
-    plan.p_tiles = plan.q_tiles = (int32_t)weight_tiles;
-    plan.token_blocks = (int32_t)((args->m + (MX_SM90_ROW_BLOCK - 1) * args->groups) / MX_SM90_ROW_BLOCK);
-    plan.group_blocks = (int32_t)(weight_tiles * weight_rows / MX_SM90_ROW_BLOCK);
-    const int64_t weight_blocks = args->groups * plan.group_blocks;
-    const int64_t p_blocks = swapped ? weight_blocks : plan.token_blocks;
-    const int64_t q_blocks = swapped ? plan.token_blocks : weight_blocks;
-    plan.halves_at_once = mx_sm90_halves_at_once(2 * (plan.token_blocks + weight_blocks));
-    const int64_t scale_blocks = mx_sm90_div_up(2 * plan.token_blocks, plan.halves_at_once) +
-                                 mx_sm90_div_up(2 * weight_blocks, plan.halves_at_once);
+    plan.steps = mx_sm90_count(mx_sm90_div_up(args->k, MX_SM90_STEP));
+    plan.p_tiles = plan.q_tiles = mx_sm90_count(weight_tiles);
+    plan.token_blocks = mx_sm90_count(token_blocks);
+    plan.group_blocks = mx_sm90_count(group_blocks);
+    const int64_t p_blocks = swapped ? weight_blocks : token_blocks;
+    const int64_t q_blocks = swapped ? token_blocks : weight_blocks;
+    plan.halves_at_once = mx_sm90_halves_at_once(2 * (token_blocks + weight_blocks));
+    const int64_t scale_blocks =
+        mx_sm90_div_up(2 * token_blocks, plan.halves_at_once) + mx_sm90_div_up(2 * weight_blocks, plan.halves_at_once);
     mx_sm90_finish_plan(&plan, token_tiles * weight_tiles, p_blocks, q_blocks, p_blocks, q_blocks, scale_blocks,
                         multiprocessors);
     return plan;
@@ -174,15 +175,17 @@ static inline struct mx_sm90_plan mx_sm90_plan_depth(const struct mx_depth_args 
     plan.p_map = (struct mx_sm90_map){args->a, args->n, args->depth};
     plan.q_map = (struct mx_sm90_map){args->b, args->k, args->depth};
     plan.copies = mx_sm90_unaligned(args->a, args->b);
-    plan.steps = (int32_t)((args->depth + (MX_SM90_STEP - MX_BLOCK) * args->groups) / MX_SM90_STEP);
-    plan.p_tiles = (int32_t)mx_sm90_div_up(args->n, MX_SM90_P);
-    plan.q_tiles = (int32_t)mx_sm90_div_up(args->k, MX_SM90_Q);
-    plan.p_blocks = 2 * plan.p_tiles;
-    plan.q_blocks = plan.q_tiles;
-    const int64_t halves = 2 * (plan.p_blocks + plan.q_blocks);
+    const int64_t p_tiles = mx_sm90_div_up(args->n, MX_SM90_P), q_tiles = mx_sm90_div_up(args->k, MX_SM90_Q);
+    const int64_t p_blocks = p_tiles * (MX_SM90_P / MX_SM90_ROW_BLOCK), q_blocks = q_tiles;
+    plan.steps = mx_sm90_count((args->depth + (MX_SM90_STEP - MX_BLOCK) * args->groups) / MX_SM90_STEP);
+    plan.p_tiles = mx_sm90_count(p_tiles);
+    plan.q_tiles = mx_sm90_count(q_tiles);
+    plan.p_blocks = mx_sm90_count(p_blocks);
+    plan.q_blocks = mx_sm90_count(q_blocks);
+    const int64_t halves = 2 * (p_blocks + q_blocks);
     plan.halves_at_once = mx_sm90_halves_at_once(args->groups * halves);
     const int64_t scale_blocks = args->groups * mx_sm90_div_up(halves, plan.halves_at_once);
-    mx_sm90_finish_plan(&plan, args->groups * plan.p_tiles * plan.q_tiles, plan.p_blocks, plan.q_blocks,
-                        args->groups * plan.p_blocks, args->groups * plan.q_blocks, scale_blocks, multiprocessors);
+    mx_sm90_finish_plan(&plan, args->groups * p_tiles * q_tiles, p_blocks, q_blocks, args->groups * p_blocks,
+                        args->groups * q_blocks, scale_blocks, multiprocessors);
     return plan;
 }

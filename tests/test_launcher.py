@@ -1,4 +1,4 @@
-"""The GPU launcher (csrc/gpu.c, csrc/gfx950.c) on a libamdhip64 that only writes down its calls (fake_hip.c).
+"""The GPU launcher (csrc/gpu.c, gfx950.c, sm90.c) on drivers that only write down their calls (fake_driver.c).
 
 It is the product's own source, compiled with the names of the dynamic loader's functions replaced. No GPU, and no
 kernel: what is tested is which calls reach the driver, in which order, on which device, and what becomes of a failure.
@@ -7,6 +7,7 @@ kernel: what is tested is which calls reach the driver, in which order, on which
 from __future__ import annotations
 
 import ctypes
+import itertools
 import re
 import shutil
 import subprocess
@@ -20,8 +21,86 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU_ONLY = -1
-ERROR = "hipErrorTest (text of {})"
 CODE = 7
+
+
+class Driver(NamedTuple):
+    """A backend and the driver below it. The functions are those of one purpose in each driver."""
+
+    backend: str
+    source: str
+    suffix: str  # of kernels' names
+    architecture: str  # as the driver gives it
+    error: str  # what it says of CODE
+    invalid_device: str  # what it says of a device that is not there
+    libraries: list[str]
+    init: str
+    describe: str  # the first of what a device is asked for its architecture
+    get_current: str
+    set_current: str
+    load: str
+    function: str
+    launch: str
+    others: list[str]
+
+    @property
+    def symbols(self) -> list[str]:
+        """All functions of the driver that are used."""
+        return [self.init, self.describe, self.get_current, self.set_current, self.load, self.function, self.launch,
+                *self.others]  # fmt: skip
+
+    @property
+    def images(self) -> list[str]:
+        return re.findall(r'#embed "(.+?)"', (ROOT / self.source).read_text())
+
+
+HIP = Driver(
+    backend="gfx950",
+    source="csrc/gfx950.c",
+    suffix="gfx950",
+    architecture="gfx950:sramecc+:xnack-",
+    error=f"hipErrorTest (text of {CODE})",
+    invalid_device="hipErrorInvalidDevice (text of 101)",
+    libraries=["libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"],
+    init="hipInit",
+    describe="hipGetDevicePropertiesR0600",
+    get_current="hipGetDevice",
+    set_current="hipSetDevice",
+    load="hipModuleLoadData",
+    function="hipModuleGetFunction",
+    launch="hipModuleLaunchKernel",
+    others=["hipGetErrorName", "hipGetErrorString"],
+)
+EMULATOR = HIP._replace(backend="gfx950-emu")
+CUDA = Driver(
+    backend="sm_90",
+    source="csrc/sm90.c",
+    suffix="sm90",
+    architecture="9.0",
+    error=f"CUDA_ERROR_TEST (text of {CODE})",
+    invalid_device="CUDA_ERROR_INVALID_DEVICE (text of 101)",
+    libraries=["libcuda.so.1"],
+    init="cuInit",
+    describe="cuDeviceGet",
+    get_current="cuCtxGetCurrent",
+    set_current="cuCtxSetCurrent",
+    load="cuModuleLoadData",
+    function="cuModuleGetFunction",
+    launch="cuLaunchKernel",
+    others=["cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain", "cuFuncSetAttribute", "cuTensorMapEncodeTiled",
+            "cuGetErrorName", "cuGetErrorString"],
+)  # fmt: skip
+DRIVERS = [HIP, CUDA]
+NO_CONTEXT, OTHER_CONTEXT = -1, 1000  # current in a thread, instead of a device (CUDA)
+
+
+def per_driver(**cases: list[tuple[object, ...]]) -> list[object]:
+    """Parameters of a test: each of a driver's cases, behind the driver."""
+    return [
+        pytest.param(driver, *case, id=f"{driver.suffix}-{i}")
+        for driver in DRIVERS
+        for i, case in enumerate(cases[driver.suffix])
+    ]
 
 
 class Exec(ctypes.Structure):
@@ -61,14 +140,19 @@ def operation(args: type[ctypes.Structure]) -> type[ctypes._CFuncPtr]:
     return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(args), ctypes.POINTER(Exec), ctypes.POINTER(Error))
 
 
+def workspace(args: type[ctypes.Structure]) -> type[ctypes._CFuncPtr]:
+    return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.POINTER(args), ctypes.POINTER(Exec))
+
+
 class Backend(ctypes.Structure):
-    """struct mx_backend (csrc/mxfp8.h), up to its operations."""
+    """struct mx_backend (csrc/mxfp8.h)."""
 
     _fields_ = [
         ("name", ctypes.c_char_p), ("place", ctypes.c_int32), ("alignment", ctypes.c_int32),
         ("available", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.POINTER(Error))),
         ("quantize", operation(Quantize)), ("gemm_rows", operation(Rows)), ("gemm_depth", operation(Depth)),
-        ("zero_padding", operation(Padding)),
+        ("zero_padding", operation(Padding)), ("quantize_workspace", workspace(Quantize)),
+        ("gemm_rows_workspace", workspace(Rows)), ("gemm_depth_workspace", workspace(Depth)),
     ]  # fmt: skip
 
 
@@ -85,6 +169,11 @@ def depth_args(**changes: int) -> Depth:
     return Depth(**(sizes | changes))
 
 
+def padding_args(**changes: int) -> Padding:
+    sizes = {"data": 4096, "scale": 4096, "offs": 4096, "rows": 10, "depth": 40000, "groups": 2}
+    return Padding(**(sizes | changes))
+
+
 def quantize_args(**changes: int) -> Quantize:
     """quantize_both of bfloat16 tokens."""
     sizes = {"x": 4096, "offs": 4096, "row_data": 4096, "row_scale": 4096, "col_data": 4096, "col_scale": 4096,
@@ -98,25 +187,33 @@ class Launch(NamedTuple):
     on: str  # device that was current
     grid: str
     block: str
+    shared: str
     stream: str
-    plan: str  # a GEMM's blocks: prepare's, its own
+    plan: str = "0 0"  # a GEMM's blocks: prepare's, its own
+    maps: str = "0 0"  # bases of P and Q, as the encoded tensor maps have them
 
 
 class Launcher:
     """One copy of the library, with state of its own: nothing loaded, nothing failed yet."""
 
-    def __init__(self, path: Path, emulator: bool = False):
+    def __init__(self, path: Path, driver: Driver):
         lib = ctypes.CDLL(str(path))
         lib.fake_log.restype = ctypes.c_char_p
         lib.fake_backend.restype = ctypes.POINTER(Backend)
-        self.lib, self.backend = lib, lib.fake_backend(int(emulator)).contents
+        self.lib, self.driver = lib, driver
+        self.backend = lib.fake_backend(driver.backend.encode()).contents
         self.library(present=True)
+        self.devices(1)
 
     def library(self, present: bool, missing: str = "") -> None:
         self.lib.fake_library(int(not present), missing.encode())
 
-    def devices(self, count: int, architecture: str = "gfx950:sramecc+:xnack-") -> None:
-        self.lib.fake_devices(count, architecture.encode())
+    def devices(self, count: int, architecture: str | None = None) -> None:
+        self.lib.fake_devices(count, (self.driver.architecture if architecture is None else architecture).encode())
+
+    def current(self) -> int:
+        """The thread's current device, or none, or one past OTHER_CONTEXT."""
+        return int(self.lib.fake_current(int(self.driver is CUDA)))
 
     def fail(self, function: str, nth: int = 1, code: int = CODE) -> None:
         self.lib.fake_fail(function.encode(), nth, code)
@@ -143,8 +240,10 @@ class Launcher:
         ]
 
     def launches(self) -> list[Launch]:
-        pattern = r"(\w+) of (\d+) on (\d+) grid (.+) block (.+) stream (\d+) plan (.+)"
-        return [Launch(*re.fullmatch(pattern, line).groups()) for line in self.log("hipModuleLaunchKernel")]
+        pattern = (
+            r"(\w+) of (\d+) on (-?\d+) grid (.+) block (.+) shared (\d+) stream (\d+) plan (\d+ \d+) maps (\d+ \d+)"
+        )
+        return [Launch(*re.fullmatch(pattern, line).groups()) for line in self.log(self.driver.launch)]
 
 
 @pytest.fixture(scope="module")
@@ -152,13 +251,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The launcher with images that hold their own names in place of code."""
     pytest.importorskip("ziglang", reason="the launcher is compiled anew by the pinned clang")
     folder = tmp_path_factory.mktemp("launcher")
-    for image in re.findall(r'#embed "(.+)"', (ROOT / "csrc/gfx950.c").read_text()):
+    for image in HIP.images + CUDA.images:
         (folder / image).write_bytes(image.encode().ljust(64, b"\0"))
     renamed = [f"-D{name}=fake_{name}" for name in ("dlopen", "dlsym", "dlerror")]
     compiler = [sys.executable, "-m", "ziglang", "cc", "-std=gnu23", "-O1", "-fPIC", "-fvisibility=hidden",
                 "-fno-sanitize=undefined", "-Wall", "-Wextra", "-Werror", f"--embed-dir={folder}"]  # fmt: skip
     objects = []
-    for source, flags in (("csrc/gpu.c", renamed), ("csrc/gfx950.c", []), ("tests/fake_hip.c", [])):
+    sources = {"csrc/gpu.c": renamed, HIP.source: [], CUDA.source: [], "tests/fake_driver.c": []}
+    for source, flags in sources.items():
         objects.append(str(folder / (Path(source).stem + ".o")))
         subprocess.run([*compiler, *flags, "-c", str(ROOT / source), "-o", objects[-1]], check=True)
     library = folder / "launcher.so"
@@ -170,264 +270,382 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def new(built: Path, tmp_path: Path) -> Callable[..., Launcher]:
     """Makes a launcher that nothing has used: the loader takes a library under another name for another one."""
 
-    def make(emulator: bool = False) -> Launcher:
+    def make(driver: Driver) -> Launcher:
         path = tmp_path / f"launcher{len(list(tmp_path.iterdir()))}.so"
         shutil.copy(built, path)
-        return Launcher(path, emulator)
+        return Launcher(path, driver)
 
     return make
 
 
-def test_absent_library_is_a_reason_and_is_looked_for_once(new) -> None:
-    launcher = new()
+@pytest.fixture(params=DRIVERS, ids=lambda driver: driver.suffix)
+def launcher(request: pytest.FixtureRequest, new) -> Launcher:
+    return new(request.param)
+
+
+def test_absent_library_is_a_reason_and_is_looked_for_once(launcher: Launcher) -> None:
     launcher.library(present=False)
+    libraries = launcher.driver.libraries
     for _ in range(2):
-        assert "libamdhip64.so" in launcher.available()
-        assert "cannot open shared object file" in launcher.available()
+        assert launcher.available() == f"{libraries[-1]}: cannot open shared object file"
     names = [line.split()[0] for line in launcher.log("dlopen")]
-    assert names == ["libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"] * 2, "loaded ones first, then any"
+    assert names == libraries * 2, "loaded ones first, then any"
     assert launcher.log("dlsym") == []
 
 
-HIP = ("hipInit", "hipGetDevice", "hipSetDevice", "hipGetDevicePropertiesR0600", "hipModuleLoadData",
-       "hipModuleGetFunction", "hipModuleLaunchKernel", "hipGetErrorName", "hipGetErrorString")  # fmt: skip
-
-
-@pytest.mark.parametrize("symbol", HIP)
-def test_absent_symbol_is_a_reason(new, symbol: str) -> None:
-    launcher = new()
+@pytest.mark.parametrize(
+    ("driver", "symbol"), per_driver(gfx950=[(s,) for s in HIP.symbols], sm90=[(s,) for s in CUDA.symbols])
+)
+def test_absent_symbol_is_a_reason(new, driver: Driver, symbol: str) -> None:
+    launcher = new(driver)
     launcher.library(present=True, missing=symbol)
     assert launcher.available() == f"undefined symbol: {symbol}"
     launcher.library(present=True)
     assert launcher.available() == f"undefined symbol: {symbol}", "what came of the search is kept"
 
 
-def test_what_a_driver_is_asked_for_neither_allocates_nor_waits(new) -> None:
-    launcher = new()
+def test_what_a_driver_is_asked_for_neither_allocates_nor_waits(launcher: Launcher) -> None:
     assert launcher.call("gemm_rows", rows_args()) is None
+    assert launcher.call("gemm_depth", depth_args()) is None
     assert launcher.call("quantize", quantize_args()) is None
-    assert sorted(launcher.log("dlsym")) == sorted(HIP)
+    assert launcher.call("zero_padding", padding_args()) is None
+    assert sorted(launcher.log("dlsym")) == sorted(launcher.driver.symbols)
     assert launcher.log("forbidden") == []
 
 
-def test_a_loaded_library_comes_first(new) -> None:
-    launcher = new()
+def test_a_loaded_library_comes_first(launcher: Launcher) -> None:
     assert launcher.available() is None
     rtld_noload, rtld_now = 4, 2
-    assert launcher.log("dlopen") == [f"libamdhip64.so {rtld_now | rtld_noload}"]
+    assert launcher.log("dlopen") == [f"{launcher.driver.libraries[0]} {rtld_now | rtld_noload}"]
 
 
-def test_init_failure_is_a_reason(new) -> None:
-    launcher = new()
-    launcher.fail("hipInit")
-    assert launcher.available() == f"hipInit: {ERROR.format(CODE)}"
-    assert launcher.call("gemm_rows", rows_args()) == f"hipInit: {ERROR.format(CODE)}"
+def test_init_failure_is_a_reason(launcher: Launcher) -> None:
+    driver = launcher.driver
+    launcher.fail(driver.init)
+    assert launcher.available() == f"{driver.init}: {driver.error}"
+    assert launcher.call("gemm_rows", rows_args()) == f"{driver.init}: {driver.error}"
     assert launcher.launches() == []
 
 
-@pytest.mark.parametrize("architecture", ["gfx942:sramecc+:xnack-", "gfx9500", "gfx95", ""])
-def test_other_architectures_are_refused(new, architecture: str) -> None:
-    launcher = new()
+def test_code_without_a_name_is_told(new) -> None:
+    launcher = new(CUDA)
+    launcher.fail("cuInit", code=-5)
+    assert launcher.available() == "cuInit: an unknown error (-5)"
+
+
+@pytest.mark.parametrize(
+    ("driver", "architecture", "name"),
+    per_driver(
+        gfx950=[("gfx942:sramecc+:xnack-", "gfx942"), ("gfx9500", "gfx9500"), ("gfx95", "gfx95"), ("", "")],
+        sm90=[("8.9", "sm_89"), ("10.0", "sm_100"), ("12.0", "sm_120"), ("9.1", "sm_91")],
+    ),
+)
+def test_other_architectures_are_refused(new, driver: Driver, architecture: str, name: str) -> None:
+    launcher = new(driver)
     launcher.devices(2, architecture)
-    assert launcher.available(1) == f"device 1 is {architecture.split(':')[0]}, expected gfx950"
-    assert launcher.log("hipModuleLoadData") == []
+    assert launcher.available(1) == f"device 1 is {name}, expected {driver.backend}"
+    assert launcher.log(driver.load) == []
 
 
 def test_architecture_without_features_is_taken(new) -> None:
-    launcher = new()
+    launcher = new(HIP)
     launcher.devices(1, "gfx950")
     assert launcher.available() is None
 
 
 @pytest.mark.parametrize("index", [CPU_ONLY, 64])
-def test_device_index_out_of_range(new, index: int) -> None:
-    launcher = new()
+def test_device_index_out_of_range(launcher: Launcher, index: int) -> None:
     launcher.devices(100)
     assert launcher.available(index) == f"device index {index}, expected less than 64"
 
 
-def test_a_device_is_asked_for_its_architecture_once(new) -> None:
-    launcher = new()
+def test_a_device_is_asked_for_its_architecture_once(launcher: Launcher) -> None:
+    driver = launcher.driver
     launcher.devices(4)
     for device in (0, 3, 3, 0):
         assert launcher.available(device) is None
-    assert launcher.log("hipGetDevicePropertiesR0600") == ["0", "3"]
-    assert launcher.available(4) == "hipGetDevicePropertiesR0600: hipErrorInvalidDevice (text of 101)"
+    assert launcher.log(driver.describe) == ["0", "3"]
+    assert launcher.available(4) == f"{driver.describe}: {driver.invalid_device}"
 
 
-# Operation, arguments, the kind of kernel.
-GEMMS = [
-    ("rows", rows_args(), "bf16"),
-    ("rows", rows_args(out_type=1, bias=64), "f32"),
-    ("rows", rows_args(n=521), "bf16"),
-    ("rows", rows_args(m=3000, k=4352), "bf16"),
-    ("depth", depth_args(), "bf16"),
-    ("depth", depth_args(out_type=1), "f32"),
-    ("depth", depth_args(out_type=1, accumulate=1), "add"),
-]
+# Operation, arguments, the GEMM's kernel, threads of prepare and of the GEMM, bytes of the GEMM's shared memory.
+GEMMS = per_driver(
+    gfx950=[
+        (op, args, rf"mx_gemm_{op}_gfx950_\d+x\d+_{kind}(_bias|_any)?", 256, 256, 0)
+        for op, args, kind in (
+            ("rows", rows_args(), "bf16"),
+            ("rows", rows_args(out_type=1, bias=64), "f32"),
+            ("rows", rows_args(n=521), "bf16"),
+            ("rows", rows_args(m=3000, k=4352), "bf16"),
+            ("depth", depth_args(), "bf16"),
+            ("depth", depth_args(out_type=1), "f32"),
+            ("depth", depth_args(out_type=1, accumulate=1), "add"),
+        )
+    ],
+    sm90=[
+        (op, args, f"mx_gemm_{op}_sm90{swapped}", 256, 512, 220 * 1024)
+        for op, args, swapped in (
+            ("rows", rows_args(), ""),
+            ("rows", rows_args(out_type=1, bias=64), ""),
+            ("rows", rows_args(n=512, groups=9), "_swapped"),
+            ("rows", rows_args(m=30000, k=4352), ""),
+            ("depth", depth_args(), ""),
+            ("depth", depth_args(out_type=1, accumulate=1), ""),
+            ("depth", depth_args(n=9000), ""),
+        )
+    ],
+)
 
 
-@pytest.mark.parametrize(("op", "args", "kind"), GEMMS)
-def test_gemm_is_prepare_then_gemm(new, op: str, args: ctypes.Structure, kind: str) -> None:
-    launcher = new()
+@pytest.mark.parametrize(("driver", "op", "args", "kernel", "prepare_threads", "threads", "shared"), GEMMS)
+def test_gemm_is_prepare_then_gemm(new, driver, op, args, kernel, prepare_threads, threads, shared) -> None:
+    launcher = new(driver)
     launcher.devices(4)
     assert launcher.call(f"gemm_{op}", args, device=2, stream=0xABCDEF12345) is None
     prepare, gemm = launcher.launches()
-    assert prepare.kernel == f"mx_prepare_{op}_gfx950"
-    assert re.fullmatch(rf"mx_gemm_{op}_gfx950_\d+x\d+_{kind}(_bias|_any)?", gemm.kernel)
+    assert prepare.kernel == f"mx_prepare_{op}_{driver.suffix}"
+    assert re.fullmatch(kernel, gemm.kernel)
+    assert (prepare.block, gemm.block) == (f"{prepare_threads} 1 1", f"{threads} 1 1")
+    assert (prepare.shared, gemm.shared) == ("0", str(shared))
     for launch in (prepare, gemm):
-        assert (launch.of, launch.on, launch.block, launch.stream) == ("2", "2", "256 1 1", str(0xABCDEF12345))
-        assert launch.plan == prepare.plan, "both get the same plan"
+        assert (launch.of, launch.on, launch.stream) == ("2", "2", str(0xABCDEF12345))
+        assert (launch.plan, launch.maps) == (prepare.plan, prepare.maps), "both get the same parameters"
     prepare_blocks, blocks = prepare.plan.split()
     assert int(prepare_blocks) > 0
     assert int(blocks) > 0
     assert prepare_blocks != blocks, "or a test that mixes them up would pass"
     assert (prepare.grid, gemm.grid) == (f"{prepare_blocks} 1 1", f"{blocks} 1 1")
-    images = dict(line.split(" of ") for line in launcher.log("hipModuleGetFunction"))
-    assert images[prepare.kernel] == "prepare_gfx950.h on 2", "the image's first 16 bytes, and its device"
-    assert images[gemm.kernel] == "gemm_gfx950.hsac on 2"
+    images = dict(line.split(" of ") for line in launcher.log(driver.function))
+    image_of = {name.split("_")[0]: name[:16] for name in driver.images}  # the image's first 16 bytes
+    assert images[prepare.kernel] == f"{image_of['prepare']} on 2"
+    assert images[gemm.kernel] == f"{image_of['gemm']} on 2"
 
 
 # Quantizers: column tiles of 128, token tiles of 128 (both: as many as hold the groups and the tail), 32768 an axis.
 QUANTIZERS = [
-    (quantize_args(), "mx_quantize_both_bf16_gfx950", "2 5 1"),
-    (quantize_args(x_type=1), "mx_quantize_both_f32_gfx950", "2 5 1"),
-    (quantize_args(row_data=0, row_scale=0), "mx_quantize_cols_bf16_gfx950", "2 4 1"),
-    (quantize_args(col_data=0, col_scale=0, offs=0), "mx_quantize_rows_bf16_gfx950", "2 3 1"),
-    (quantize_args(offs=0, batch=3), "mx_quantize_both_bf16_gfx950", "2 9 1"),
-    (quantize_args(col_data=0, col_scale=0, offs=0, rows=128 * 40000), "mx_quantize_rows_bf16_gfx950", "2 32768 2"),
+    (quantize_args(), "both_bf16", "2 5 1"),
+    (quantize_args(x_type=1), "both_f32", "2 5 1"),
+    (quantize_args(row_data=0, row_scale=0), "cols_bf16", "2 4 1"),
+    (quantize_args(row_data=0, row_scale=0, x_type=1), "cols_f32", "2 4 1"),
+    (quantize_args(col_data=0, col_scale=0, offs=0), "rows_bf16", "2 3 1"),
+    (quantize_args(col_data=0, col_scale=0, offs=0, x_type=1), "rows_f32", "2 3 1"),
+    (quantize_args(offs=0, batch=3), "both_bf16", "2 9 1"),
+    (quantize_args(col_data=0, col_scale=0, offs=0, rows=128 * 40000), "rows_bf16", "2 32768 2"),
 ]
 
 
 @pytest.mark.parametrize(("args", "kernel", "grid"), QUANTIZERS)
-def test_quantize_is_one_launch(new, args, kernel: str, grid: str) -> None:
-    launcher = new()
+def test_quantize_is_one_launch(launcher: Launcher, args, kernel: str, grid: str) -> None:
+    name = f"mx_quantize_{kernel}_{launcher.driver.suffix}"
     assert launcher.call("quantize", args, stream=5) is None
-    assert launcher.launches() == [Launch(kernel, "0", "0", grid, "256 1 1", "5", "0 0")]
+    assert launcher.launches() == [Launch(name, "0", "0", grid, "256 1 1", "0", "5")]
+    assert launcher.backend.quantize_workspace(ctypes.byref(args), ctypes.byref(Exec(device=0))) == 0
 
 
-def test_zero_padding_is_one_launch(new) -> None:
-    launcher = new()
-    assert launcher.call("zero_padding", Padding(4096, 4096, 4096, 10, 40000, 2)) is None
-    assert launcher.launches() == [Launch("mx_zero_padding_gfx950", "0", "0", "3 3 1", "256 1 1", "0", "0 0")]
+def test_zero_padding_is_one_launch(launcher: Launcher) -> None:
+    name = f"mx_zero_padding_{launcher.driver.suffix}"
+    assert launcher.call("zero_padding", padding_args(), stream=5) is None
+    assert launcher.launches() == [Launch(name, "0", "0", "3 3 1", "256 1 1", "0", "5")]
 
 
 EMPTY = [
     ("gemm_rows", rows_args(n=0)),
     ("gemm_rows", rows_args(m=0, groups=0)),
     ("gemm_depth", depth_args(groups=0)),
+    ("gemm_depth", depth_args(n=0)),
     ("gemm_depth", depth_args(k=0)),
+    ("gemm_depth", depth_args(n=2**30, k=0, depth=0, groups=2**18)),
     ("quantize", quantize_args(rows=0, col_data=0, offs=0)),
     ("quantize", quantize_args(cols=0)),
     ("quantize", quantize_args(batch=0, offs=0)),
-    ("zero_padding", Padding(4096, 4096, 4096, 0, 32, 2)),
-    ("zero_padding", Padding(4096, 4096, 4096, 32, 0, 2)),
+    ("zero_padding", padding_args(rows=0)),
+    ("zero_padding", padding_args(depth=0)),
 ]
 
 
 @pytest.mark.parametrize(("op", "args"), EMPTY)
-def test_empty_grids_launch_nothing(new, op: str, args: ctypes.Structure) -> None:
-    launcher = new()
+def test_empty_grids_launch_nothing(launcher: Launcher, op: str, args: ctypes.Structure) -> None:
     assert launcher.call(op, args) is None
     assert launcher.launches() == []
 
 
-LIMITS = [
-    ("gemm_rows", rows_args(m=2**31), "2^31 - 1 tokens on gfx950, got 2147483648"),
-    ("gemm_rows", rows_args(k=2**23), "last axis must have at most 8388480 elements on gfx950, got 8388608"),
-    ("gemm_rows", rows_args(n=2**21 + 8), "output's last axis must have at most 2097152 elements on gfx950, got"),
-    ("gemm_rows", rows_args(m=2**31 - 1, n=2**11, k=32), "blocks of 256 threads, more than a grid holds"),
-    ("gemm_depth", depth_args(depth=2**23), "last axis must have at most 8388480 elements"),
-    ("gemm_depth", depth_args(k=2**21 + 8), "output's last axis must have at most 2097152 elements"),
-    ("gemm_depth", depth_args(groups=2**24), "blocks of 256 threads, more than a grid holds"),
+ZERO_EXTENTS = [
+    (op, dict(zip(names, sizes, strict=True)))
+    for op, names in (("rows", ("m", "n", "k", "groups")), ("depth", ("n", "k", "depth", "groups")))
+    for sizes in itertools.product((0, 160), repeat=4)
 ]
 
 
-@pytest.mark.parametrize(("op", "args", "text"), LIMITS)
-def test_limits_raise_before_any_launch(new, op: str, args: ctypes.Structure, text: str) -> None:
-    launcher = new()
+@pytest.mark.parametrize(("op", "sizes"), ZERO_EXTENTS, ids=str)
+def test_every_output_element_is_written_whatever_extent_is_zero(launcher: Launcher, op: str, sizes) -> None:
+    args = rows_args(**sizes) if op == "rows" else depth_args(**sizes)
+    reserve = getattr(launcher.backend, f"gemm_{op}_workspace")
+    assert launcher.available() is None
+    assert reserve(ctypes.byref(args), ctypes.byref(Exec(device=0))) >= 0
+    assert launcher.call(f"gemm_{op}", args) is None
+    launches = launcher.launches()
+    if all(sizes[axis] for axis in (("m", "n") if op == "rows" else ("n", "k", "groups"))):
+        assert [launch.kernel.split("_")[1] for launch in launches] == ["prepare", "gemm"]
+    for launch in launches:
+        assert 0 < int(launch.grid.split()[0]) <= 160 * 160, "few more blocks than rows of all operands"
+
+
+LIMITS = per_driver(
+    gfx950=[
+        ("gemm_rows", rows_args(m=2**31), "2^31 - 1 tokens on gfx950, got 2147483648"),
+        ("gemm_rows", rows_args(k=2**23), "last axis must have at most 8388480 elements on gfx950, got 8388608"),
+        ("gemm_rows", rows_args(n=2**21 + 8), "output's last axis must have at most 2097152 elements on gfx950, got"),
+        ("gemm_rows", rows_args(m=2**31 - 1, n=2**11, k=32), "blocks of 256 threads, more than a grid holds"),
+        ("gemm_depth", depth_args(depth=2**23), "last axis must have at most 8388480 elements"),
+        ("gemm_depth", depth_args(k=2**21 + 8), "output's last axis must have at most 2097152 elements"),
+        ("gemm_depth", depth_args(groups=2**24), "blocks of 256 threads, more than a grid holds"),
+        ("zero_padding", padding_args(rows=2**26), "need 16777216 blocks of 256 threads, more than a grid holds"),
+    ],
+    sm90=[
+        (op, args, f"at most 2147483391 rows and elements a row on sm_90, got {got}")
+        for op, args, got in (
+            ("gemm_rows", rows_args(m=2**31 - 256), "2147483392 and 1040 rows of 256"),
+            ("gemm_rows", rows_args(n=2**30 - 128), "300 and 2147483392 rows of 256"),
+            ("gemm_rows", rows_args(k=2**31 - 256), "300 and 1040 rows of 2147483392"),
+            ("gemm_depth", depth_args(n=2**31 - 256), "2147483392 and 520 rows of 640"),
+            ("gemm_depth", depth_args(k=2**31 - 256), "260 and 2147483392 rows of 640"),
+            ("gemm_depth", depth_args(depth=2**31 - 256), "260 and 520 rows of 2147483392"),
+        )
+    ]
+    + [
+        ("gemm_depth", depth_args(groups=2**24), "need 17432576 blocks of 256 threads, more than a grid holds"),
+        ("gemm_depth", depth_args(groups=2**32 + 1), "fewer than 2147483647 tiles of 256 x 128 on sm_90"),
+        ("gemm_rows", rows_args(m=2**31 - 257, n=2**31 - 257, k=0, groups=1), "fewer than 2147483647 tiles"),
+        ("gemm_rows", rows_args(m=0, n=2**48, k=0, groups=1), "got 0 and 281474976710656 rows of 0"),
+        ("zero_padding", padding_args(rows=2**26), "need 16777216 blocks of 256 threads, more than a grid holds"),
+    ],
+)
+
+
+@pytest.mark.parametrize(("driver", "op", "args", "text"), LIMITS)
+def test_limits_raise_before_any_launch(new, driver: Driver, op: str, args: ctypes.Structure, text: str) -> None:
+    launcher = new(driver)
+    before = launcher.current()
     assert text in launcher.call(op, args)
     assert launcher.launches() == []
-    assert launcher.lib.fake_current() == 0
+    assert launcher.current() == before
 
 
-@pytest.mark.parametrize("sizes", [{"k": 2**23 - 128}, {"n": 2**21, "k": 32}, {"m": 2**31 - 1, "n": 256, "k": 32}])
-def test_limits_themselves_are_allowed(new, sizes: dict[str, int]) -> None:
-    launcher = new()
-    assert launcher.call("gemm_rows", rows_args(**sizes)) is None
+@pytest.mark.parametrize(
+    ("driver", "op", "args"),
+    per_driver(
+        gfx950=[
+            ("gemm_rows", rows_args(k=2**23 - 128)),
+            ("gemm_rows", rows_args(n=2**21, k=32)),
+            ("gemm_rows", rows_args(m=2**31 - 1, n=256, k=32)),
+        ],
+        sm90=[
+            ("gemm_rows", rows_args(m=2**31 - 257, n=256, k=32)),
+            ("gemm_rows", rows_args(n=2**31 - 257, k=32, groups=1)),
+            ("gemm_rows", rows_args(k=2**31 - 288)),
+            ("gemm_depth", depth_args(n=2**31 - 257, k=32)),
+            ("gemm_depth", depth_args(n=32, k=2**31 - 257)),
+            ("gemm_depth", depth_args(depth=2**31 - 384)),
+        ],
+    ),
+)
+def test_limits_themselves_are_allowed(new, driver: Driver, op: str, args: ctypes.Structure) -> None:
+    launcher = new(driver)
+    assert launcher.call(op, args) is None
     assert len(launcher.launches()) == 2
 
 
-@pytest.mark.parametrize("previous", [0, 1, 3])
-def test_current_device_is_restored(new, previous: int) -> None:
-    launcher = new()
+@pytest.mark.parametrize(
+    ("driver", "previous"),
+    per_driver(gfx950=[(0,), (1,), (3,)], sm90=[(0,), (3,), (NO_CONTEXT,), (OTHER_CONTEXT,), (OTHER_CONTEXT + 2,)]),
+)
+def test_current_device_is_restored(new, driver: Driver, previous: int) -> None:
+    launcher = new(driver)
     launcher.devices(4)
     launcher.lib.fake_set_current(previous)
     for device in range(4):
         assert launcher.call("gemm_rows", rows_args(), device=device, stream=100 + device) is None
-        assert launcher.lib.fake_current() == previous
+        assert launcher.current() == previous
     launched = [(launch.of, launch.on, launch.stream) for launch in launcher.launches()]
     assert launched == [(str(d), str(d), str(100 + d)) for d in range(4) for _ in range(2)]
     switches = [f"{d}" for device in range(4) if device != previous for d in (device, previous)]
-    assert launcher.log("hipSetDevice") == switches, "a device that is current already is left alone"
+    assert launcher.log(driver.set_current) == switches, "a device that is current already is left alone"
 
 
-# Function, which of its calls: all that a first call on another device than the current one makes, up to the launches.
-FAILURES = [
-    ("hipGetDevicePropertiesR0600", 1), ("hipGetDevice", 1), ("hipSetDevice", 1), ("hipModuleLoadData", 1),
-    ("hipModuleLoadData", 2), ("hipModuleGetFunction", 1), ("hipModuleGetFunction", 9), ("hipModuleLaunchKernel", 1),
-    ("hipModuleLaunchKernel", 2),
-]  # fmt: skip
+# What was current, a function, which of its calls: all that a first call on device 2 makes, up to the launches.
+FAILURES = per_driver(
+    gfx950=[
+        (1, function, nth)
+        for function, nth in (
+            ("hipGetDevicePropertiesR0600", 1), ("hipGetDevice", 1), ("hipSetDevice", 1), ("hipModuleLoadData", 1),
+            ("hipModuleLoadData", 2), ("hipModuleGetFunction", 1), ("hipModuleGetFunction", 9),
+            ("hipModuleLaunchKernel", 1), ("hipModuleLaunchKernel", 2),
+        )
+    ],
+    sm90=[
+        (previous, function, nth)
+        for previous in (1, NO_CONTEXT, OTHER_CONTEXT + 2)
+        for function, nth in (
+            ("cuDeviceGet", 1), ("cuDeviceGet", 2), ("cuDeviceGetAttribute", 1), ("cuDeviceGetAttribute", 2),
+            ("cuDeviceGetAttribute", 3), ("cuDevicePrimaryCtxRetain", 1), ("cuCtxGetCurrent", 1),
+            ("cuCtxSetCurrent", 1), ("cuModuleLoadData", 1), ("cuModuleLoadData", 3), ("cuModuleGetFunction", 1),
+            ("cuModuleGetFunction", 12), ("cuFuncSetAttribute", 1), ("cuFuncSetAttribute", 3),
+            ("cuTensorMapEncodeTiled", 1), ("cuTensorMapEncodeTiled", 2), ("cuLaunchKernel", 1), ("cuLaunchKernel", 2),
+        )
+    ],
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(("function", "nth"), FAILURES)
-def test_failure_is_told_and_the_next_call_works(new, function: str, nth: int) -> None:
-    launcher = new()
+@pytest.mark.parametrize(("driver", "previous", "function", "nth"), FAILURES)
+def test_failure_is_told_and_the_next_call_works(new, driver: Driver, previous: int, function: str, nth: int) -> None:
+    launcher = new(driver)
     launcher.devices(4)
-    launcher.lib.fake_set_current(1)
+    launcher.lib.fake_set_current(previous)
     launcher.fail(function, nth)
-    assert launcher.call("gemm_rows", rows_args(), device=2) == f"{function}: {ERROR.format(CODE)}"
-    assert launcher.lib.fake_current() == 1
-    assert len(launcher.launches()) == (nth if function == "hipModuleLaunchKernel" else 0)
+    assert launcher.call("gemm_rows", rows_args(), device=2) == f"{function}: {driver.error}"
+    assert launcher.current() == previous
+    assert len(launcher.launches()) == (nth if function == driver.launch else 0)
     launcher.lib.fake_clear()
     assert launcher.call("gemm_rows", rows_args(), device=2) is None
-    assert len(launcher.launches()) == 2
-    assert launcher.lib.fake_current() == 1
-    loaded = function == "hipModuleLaunchKernel"
-    assert bool(launcher.log("hipModuleLoadData")) != loaded, "loading is repeated if and only if it had failed"
+    assert [(launch.of, launch.on) for launch in launcher.launches()] == [("2", "2")] * 2
+    assert launcher.current() == previous
+    loaded = function in (driver.launch, "cuTensorMapEncodeTiled")
+    assert bool(launcher.log(driver.load)) != loaded, "loading is repeated if and only if it had failed"
 
 
-@pytest.mark.parametrize("function", ["hipGetDevice", "hipSetDevice"])
-def test_failure_to_go_back_is_told(new, function: str) -> None:
-    launcher = new()
+@pytest.mark.parametrize("which", ["get_current", "set_current"])
+def test_failure_to_go_back_is_told(launcher: Launcher, which: str) -> None:
+    function = getattr(launcher.driver, which)
     launcher.devices(4)
     launcher.fail(function, nth=2)
-    assert launcher.call("gemm_rows", rows_args(), device=2) == f"{function}: {ERROR.format(CODE)}"
+    assert launcher.call("gemm_rows", rows_args(), device=2) == f"{function}: {launcher.driver.error}"
     assert len(launcher.launches()) == 2
 
 
-def test_first_failure_is_the_one_told(new) -> None:
-    launcher = new()
-    launcher.devices(1)
+def test_first_failure_is_the_one_told(launcher: Launcher) -> None:
+    driver = launcher.driver
     assert launcher.available(0) is None
     launcher.lib.fake_set_current(5)  # no such device: it cannot be made current again
-    launcher.fail("hipModuleLaunchKernel")
-    assert launcher.call("gemm_rows", rows_args()) == f"hipModuleLaunchKernel: {ERROR.format(CODE)}"
+    launcher.fail(driver.launch)
+    assert launcher.call("gemm_rows", rows_args()) == f"{driver.launch}: {driver.error}"
     assert launcher.call("gemm_rows", rows_args()) is None
     launcher.lib.fake_set_current(5)
-    assert "hipSetDevice: hipErrorInvalidDevice" in launcher.call("gemm_rows", rows_args())
+    assert launcher.call("gemm_rows", rows_args()) == f"{driver.set_current}: {driver.invalid_device}"
 
 
-def test_modules_are_loaded_once_per_device_by_many_threads(new) -> None:
-    launcher = new()
+def test_modules_are_loaded_once_per_device_by_many_threads(launcher: Launcher) -> None:
+    driver = launcher.driver
     launcher.devices(4)
     barrier, failures = threading.Barrier(8), []
 
     def work(thread: int) -> None:
+        before = launcher.current()
         barrier.wait()
         for turn in range(20):
             device, stream = (thread + turn) % 4, 1000 * thread + turn
             failures.extend(filter(None, [launcher.call("gemm_depth", depth_args(), device=device, stream=stream)]))
+            if launcher.current() != before:
+                failures.append(f"{launcher.current()} is current, before it was {before}")
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
     for thread in threads:
@@ -435,16 +653,97 @@ def test_modules_are_loaded_once_per_device_by_many_threads(new) -> None:
     for thread in threads:
         thread.join()
     assert failures == []
-    images = len(re.findall("#embed", (ROOT / "csrc/gfx950.c").read_text()))
-    loads = launcher.log("hipModuleLoadData")
-    assert len(loads) == len(set(loads)) == 4 * images
-    functions = launcher.log("hipModuleGetFunction")
+    loads = launcher.log(driver.load)
+    assert len(loads) == len(set(loads)) == 4 * len(driver.images)
+    functions = launcher.log(driver.function)
     assert len(functions) == len(set(functions))
+    retained = launcher.log("cuDevicePrimaryCtxRetain")
+    assert sorted(retained) == (["0", "1", "2", "3"] if driver is CUDA else [])
     launched = launcher.launches()
     assert len(launched) == 8 * 20 * 2
     for launch in launched:
         wanted = str((int(launch.stream) // 1000 + int(launch.stream) % 1000) % 4)
         assert (launch.of, launch.on) == (wanted, wanted), "a function of the call's device, which is made current"
+
+
+# CUDA's own: contexts, shared memory, tensor maps.
+
+
+@pytest.mark.parametrize("previous", [NO_CONTEXT, OTHER_CONTEXT + 3, 1])
+def test_cuda_works_in_the_devices_primary_context(new, previous: int) -> None:
+    launcher = new(CUDA)
+    launcher.devices(4)
+    launcher.lib.fake_set_current(previous)
+    for op, args in (("gemm_rows", rows_args()), ("gemm_depth", depth_args()), ("quantize", quantize_args())):
+        assert launcher.call(op, args, device=3) is None
+        assert launcher.current() == previous
+    functions = "cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute", "cuTensorMapEncodeTiled"
+    lines = {function: launcher.log(function) for function in (*functions, "cuLaunchKernel")}
+    assert {function: len(of) for function, of in lines.items()} == dict(zip(lines, (3, 12, 3, 4, 5), strict=True))
+    assert {re.search(r"\bon (-?\d+)", line)[1] for of in lines.values() for line in of} == {"3"}
+    assert launcher.log("cuDevicePrimaryCtxRetain") == ["3"], "once, not once a call"
+
+
+def test_cuda_shared_memory_is_asked_for_before_the_first_launch(new) -> None:
+    launcher = new(CUDA)
+    assert launcher.call("quantize", quantize_args()) is None
+    kernels = "mx_gemm_depth_sm90", "mx_gemm_rows_sm90", "mx_gemm_rows_sm90_swapped"
+    assert launcher.log("cuFuncSetAttribute") == [f"{kernel} of 0 on 0: 8 {220 * 1024}" for kernel in kernels]
+    names = [line.split()[0] for line in launcher.log()]
+    assert names.index("cuLaunchKernel") > max(i for i, name in enumerate(names) if name == "cuFuncSetAttribute")
+
+
+A, B = 0x10000, 0x20000
+
+
+def encoded(base: int, rows: int, row_bytes: int) -> str:
+    """A tensor map of bytes (type 0): boxes of 128 rows of 64, swizzled by 64 (2), L2 promotion 128 (2), zeros."""
+    return (
+        f"on 0 base {base} type 0 rank 2 sizes {row_bytes} {rows} stride {row_bytes} box 64 128 steps 1 1 "
+        "interleave 0 swizzle 2 promotion 2 fill 0"
+    )
+
+
+# Operation, arguments, bases of P's and Q's maps, what is encoded.
+MAPS = [
+    ("rows", rows_args(a=A, b=B), (A, B), [encoded(A, 300, 256), encoded(B, 1040, 256)]),
+    ("rows", rows_args(a=A, b=B, n=512, groups=9), (B, A), [encoded(B, 4608, 256), encoded(A, 300, 256)]),
+    ("depth", depth_args(a=A, b=B), (A, B), [encoded(A, 260, 640), encoded(B, 520, 640)]),
+    ("rows", rows_args(a=A + 1, b=B), (0, 0), []),
+    ("rows", rows_args(a=A, b=B + 8), (0, 0), []),
+    ("depth", depth_args(a=A + 15, b=B), (0, 0), []),
+    ("depth", depth_args(a=A, b=B + 4), (0, 0), []),
+    ("rows", rows_args(a=A, b=B, groups=0), (A, 0), [encoded(A, 300, 256)]),
+    ("rows", rows_args(a=A, b=B, m=0), (B, 0), [encoded(B, 1040, 256)]),
+    ("rows", rows_args(a=A, b=B, k=0), (0, 0), []),
+    ("depth", depth_args(a=A, b=B, depth=0), (0, 0), []),
+]
+
+
+@pytest.mark.parametrize(("op", "args", "bases", "maps"), MAPS)
+def test_cuda_tensor_maps(new, op: str, args: ctypes.Structure, bases: tuple[int, int], maps: list[str]) -> None:
+    launcher = new(CUDA)
+    assert launcher.call(f"gemm_{op}", args) is None
+    assert launcher.log("cuTensorMapEncodeTiled") == maps
+    assert [launch.maps for launch in launcher.launches()] == [f"{bases[0]} {bases[1]}"] * 2
+
+
+# Arguments and, of device 2 with 134 multiprocessors, blocks of prepare: of tiles, then of scales; and of the GEMM.
+GRIDS = [
+    ("rows", rows_args(), 1 + 2 * (4 + 2 * 5), 4 * 5),
+    ("rows", rows_args(n=512, groups=9), 1 + 2 * (11 + 9 * 4), 12 * 2),
+    ("rows", rows_args(m=30000), 3 + 2 * (236 + 2 * 5), 134),
+    ("depth", depth_args(), 1 + 3 * 2 * (4 + 5), 3 * 2 * 5),
+    ("depth", depth_args(n=9000), 3 + 3 * 2 * (72 + 5), 134),
+]
+
+
+@pytest.mark.parametrize(("op", "args", "prepare_blocks", "blocks"), GRIDS)
+def test_cuda_grids(new, op: str, args: ctypes.Structure, prepare_blocks: int, blocks: int) -> None:
+    launcher = new(CUDA)
+    launcher.devices(4)
+    assert launcher.call(f"gemm_{op}", args, device=2) is None
+    assert [launch.grid for launch in launcher.launches()] == [f"{prepare_blocks} 1 1", f"{blocks} 1 1"]
 
 
 # The emulator's way: the same launches, around which the host's memory is shown to it.
@@ -453,14 +752,14 @@ def test_modules_are_loaded_once_per_device_by_many_threads(new) -> None:
 @pytest.fixture
 def emulator(new, monkeypatch: pytest.MonkeyPatch) -> Launcher:
     monkeypatch.setenv("MXFP8_EMU_LIBRARY", "/given/path.so")
-    return new(emulator=True)
+    return new(EMULATOR)
 
 
 def test_emulator_path_must_be_given(new, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MXFP8_EMU_LIBRARY", raising=False)
-    assert new(emulator=True).available(CPU_ONLY) == "MXFP8_EMU_LIBRARY must be the emulator's path, and is not set"
+    assert new(EMULATOR).available(CPU_ONLY) == "MXFP8_EMU_LIBRARY must be the emulator's path, and is not set"
     monkeypatch.setenv("MXFP8_EMU_LIBRARY", "/nowhere.so")
-    launcher = new(emulator=True)
+    launcher = new(EMULATOR)
     launcher.library(present=False)
     assert launcher.available(CPU_ONLY).endswith("/nowhere.so: cannot open shared object file")
 
@@ -488,7 +787,7 @@ def test_emulator_sees_each_operand_once(emulator: Launcher) -> None:
 def test_emulator_lets_go_of_operands_after_a_failure(emulator: Launcher, nth: int) -> None:
     emulator.fail("hipHostRegister", nth)
     args = depth_args(a=0x10000, a_scale=0x20000, b=0x30000, b_scale=0x40000)
-    told = f"hipHostRegister: {ERROR.format(CODE)}: what the emulator says"
+    told = f"hipHostRegister: {HIP.error}: what the emulator says"
     assert emulator.call("gemm_depth", args, device=CPU_ONLY) == told
     registered = [line.split()[0] for line in emulator.log("hipHostRegister")]
     assert emulator.log("hipHostUnregister") == registered[: nth - 1][::-1]
@@ -498,7 +797,7 @@ def test_emulator_lets_go_of_operands_after_a_failure(emulator: Launcher, nth: i
 
 def test_emulator_kernel_error_is_the_calls(emulator: Launcher) -> None:
     emulator.fail("hipDeviceSynchronize")
-    told = f"hipDeviceSynchronize: {ERROR.format(CODE)}: what the emulator says"
+    told = f"hipDeviceSynchronize: {HIP.error}: what the emulator says"
     assert emulator.call("quantize", quantize_args(), device=CPU_ONLY) == told
     assert len(emulator.log("emu_clear_error")) == 1
     assert sorted(emulator.log("hipHostUnregister")) == sorted(
