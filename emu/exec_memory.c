@@ -269,7 +269,7 @@ static void land_lane(struct emu_wave *w, const struct emu_pend *p, unsigned l) 
         fetch_lane(p, l, bytes);
         for (size_t dw = 0; dw * part < p->bytes; dw++)
             if (p->in_range[l] >> dw & 1 || w->b->l->opt.fill == EMU_FILL_ZERO)
-                memcpy(w->b->lds + p->dma + l * dma_step(p) + dw * part, bytes + dw * part, part);
+                memcpy(w->b->lds + p->dma + (size_t)(l * dma_step(p)) + dw * part, bytes + dw * part, part);
         break;
     case P_DSREAD:
         set_register(w, p, l, 0, w->b->lds + p->addr[l]);

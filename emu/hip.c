@@ -356,14 +356,14 @@ static int allocate(void **out, size_t bytes, int type) {
         return HIP_OK;
     struct allocation *a = calloc(1, sizeof *a);
     size_t room = (bytes + (size_t)3 * GUARD) & ~(size_t)(GUARD - 1);
-    uint8_t *raw = a ? aligned_alloc(GUARD, room) : nullptr;
+    uint64_t *raw = a ? aligned_alloc(GUARD, room) : nullptr;
     if (!raw) {
         free(a);
         return refuse(HIP_OUT_OF_MEMORY, "hipMalloc of %zu bytes", bytes);
     }
-    uint64_t seed = options.seed ^ junk_state++ << 32, *words = (uint64_t *)(void *)raw;
+    uint64_t seed = options.seed ^ junk_state++ << 32;
     for (size_t n = 0; n < room / 8; n++)
-        words[n] = emu_mix(seed + n * emu_golden);
+        raw[n] = emu_mix(seed + n * emu_golden);
     *a = (struct allocation){allocations, (uint64_t)raw + GUARD, bytes, raw, type};
     allocations = a;
     allocated += bytes;

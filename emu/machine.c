@@ -426,7 +426,9 @@ bool emu_run(struct emu_launch *l) {
     uint64_t want = l->opt.threads < 1 ? 1 : l->opt.threads > THREADS_MAX ? THREADS_MAX : l->opt.threads, n = 0;
     if (want > p.total)
         want = p.total;
-    if (l->opt.strict && l->opt.races && !(l->races = emu_races_new()))
+    if (l->opt.strict && l->opt.races)
+        l->races = emu_races_new();
+    if (l->opt.strict && l->opt.races && !l->races)
         return emu_fail(&l->error, EMU_FAULT, "out of memory for the marks of memory accesses");
     emu_mem_rdlock();
     while (n + 1 < want && !pthread_create(&threads[n], nullptr, worker, &p))

@@ -35,14 +35,15 @@ static struct page *spare; /* one launch runs at a time */
 struct emu_races *emu_races_new(void) {
     enum { SLOTS = 1024 };
     struct emu_races *r = calloc(1, sizeof *r);
-    if (r && !(r->slot = calloc(SLOTS, sizeof(struct page *)))) {
+    struct page **slot = (struct page **)calloc(SLOTS, sizeof(struct page *));
+    if (!r || !slot) {
         free(r);
+        free((void *)slot);
         return nullptr;
     }
-    if (r) {
-        r->slots = SLOTS;
-        pthread_mutex_init(&r->lock, nullptr);
-    }
+    r->slot = slot;
+    r->slots = SLOTS;
+    pthread_mutex_init(&r->lock, nullptr);
     return r;
 }
 
@@ -62,7 +63,7 @@ void emu_races_free(struct emu_races *r) {
             free(p);
     }
     pthread_mutex_destroy(&r->lock);
-    free(r->slot);
+    free((void *)r->slot);
     free(r);
 }
 
@@ -74,13 +75,13 @@ static struct page **find_slot(struct page **slot, size_t slots, uint64_t number
 }
 
 static bool grow(struct emu_races *r) {
-    struct page **more = calloc(2 * r->slots, sizeof(struct page *));
+    struct page **more = (struct page **)calloc(2 * r->slots, sizeof(struct page *));
     if (!more)
         return false;
     for (size_t n = 0; n < r->slots; n++)
         if (r->slot[n])
             *find_slot(more, 2 * r->slots, r->slot[n]->number) = r->slot[n];
-    free(r->slot);
+    free((void *)r->slot);
     r->slot = more;
     r->slots *= 2;
     return true;
@@ -92,7 +93,9 @@ static struct page *new_page(struct emu_races *r, uint64_t number) {
     struct page *p = spare;
     if (p)
         spare = p->next;
-    else if (!(p = malloc(sizeof *p)))
+    else
+        p = malloc(sizeof *p);
+    if (!p)
         return nullptr;
     memset(p, 0, sizeof *p);
     p->number = number;

@@ -308,13 +308,17 @@ def sample(mutants: list[Mutant], each: int, seed: str) -> list[Mutant]:
 # ------------------------------------------------------------------------------------------------ running them
 
 
-class Changed(Module):
-    """A code object with a mutant in it."""
+def changed(image: bytes, mutant: Mutant) -> bytes:
+    out = bytearray(image)
+    struct.pack_into(f"<{len(mutant.words)}I", out, mutant.at, *mutant.words)
+    return bytes(out)
 
-    def __init__(self, image: bytes, mutant: Mutant):
-        changed = bytearray(image)
-        struct.pack_into(f"<{len(mutant.words)}I", changed, mutant.at, *mutant.words)
-        self.image, self.handle = bytes(changed), ctypes.c_void_p()
+
+class Changed(Module):
+    """A code object that is in no file."""
+
+    def __init__(self, image: bytes):
+        self.image, self.handle = image, ctypes.c_void_p()
         check(library().hipModuleLoadData(ctypes.byref(self.handle), self.image))
 
     def unload(self) -> None:
@@ -336,7 +340,7 @@ def hunt(subject: Subject, each: int, seed: str) -> Result:
     wanted = [call(own) for call in subject.calls]
     every = all_mutants(subject, own)
     chosen = sample(every.all, each, seed)
-    return Result([(m, outcome(subject, Changed(image, m), wanted)) for m in chosen], every)
+    return Result([(m, outcome(subject, Changed(changed(image, m)), wanted)) for m in chosen], every)
 
 
 def outcome(subject: Subject, module: Changed, wanted: list[list[np.ndarray]]) -> str:

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 from emulator import Buffer, HipError, Module, compile_c, launch, library
-from mutants import Mutant, instructions, kernel_file_offset
+from mutants import Changed, instructions, kernel_file_offset
 
 SOURCE = (pathlib.Path(__file__).parent / "kernels" / "hazards.c").read_text()
 NAMES = re.findall(r"void (\w+)\(", SOURCE)
@@ -42,7 +42,7 @@ def test_one_state_less(name):
             continue
         tried += 1
         with pytest.raises(HipError, match="wait states"):
-            run(Mutant(one_less(image, base + pc, int(text.split()[1]), listing[n + 1][1])), name)
+            run(Changed(one_less(image, base + pc, int(text.split()[1]), listing[n + 1][1])), name)
         library().emu_clear_error()
     print(name, tried, "waits")
     assert tried
