@@ -77,8 +77,12 @@ def gpu_compiler():
     return [sys.executable, "-m", "ziglang", "clang", "-nostdinc", "-isystem", include]
 
 
-def set_launch_bounds(ptx):
-    """Turns the comments that KERNEL of kernels/device_sm90.h leaves into directives of the entries they name."""
+def finish_ptx(ptx):
+    """Says in PTX what C cannot: launch bounds, and that CUDA 12.0's PTX is enough.
+
+    KERNEL of kernels/device_sm90.h leaves the bounds in comments. clang writes the newest version that it knows.
+    """
+    ptx = re.sub(r"^\.version .*$", ".version 8.0", ptx, count=1, flags=re.MULTILINE)
     for name, threads, blocks in re.findall(r"^// launch bounds (\w+) (\d+) (\d+)$", ptx, re.MULTILINE):
         entry = re.compile(rf"(\.entry {name}\([^)]*\))[^{{]*\{{")
         ptx, count = entry.subn(rf"\1\n.maxntid {threads}, 1, 1\n.minnctapersm {blocks}\n{{", ptx)
@@ -102,7 +106,7 @@ def build_image(source, gpu):
 
     def finish(partial):
         if suffix == ".ptx":
-            partial.write_text(set_launch_bounds(compiled.read_text()))
+            partial.write_text(finish_ptx(compiled.read_text()))
         else:
             linker = [sys.executable, "-m", "ziglang", "ld.lld", "-shared", str(compiled), "-o", str(partial)]
             subprocess.run(linker, check=True)

@@ -1,7 +1,6 @@
 // gfx950 (MI355X) behind the HIP runtime: which kernels an op launches, with which grids. And the same code objects on
 // the emulator, which takes tensors of the CPU.
 #include "../kernels/gfx950.h"
-
 #include "../kernels/probe_gfx950.h"
 #include "gpu.h"
 

@@ -328,11 +328,11 @@ static bool is_empty(const struct mx_gpu_launch *launch) {
     return !launch->grid[0] || !launch->grid[1] || !launch->grid[2];
 }
 
-// A call's launches are all or none: what a grid cannot hold is found before the first.
+// A call's launches are all or none: what a grid cannot hold is found before the first. HIP counts a grid's threads in
+// 32 bits; CUDA's limit is higher.
 static int check_grids(const struct mx_gpu_call *call, struct mx_error *error) {
     for (const struct mx_gpu_launch *l = call->launches; l < call->launches + call->launch_count; l++)
-        if ((uint64_t)l->grid[0] * l->threads >
-            UINT32_MAX) // HIP counts a grid's threads in 32 bits; CUDA's limit is higher
+        if ((uint64_t)l->grid[0] * l->threads > UINT32_MAX)
             return mx_fail(error, "the operands need %u blocks of %u threads, more than a grid holds", l->grid[0],
                            l->threads);
     return 0;

@@ -53,6 +53,7 @@ def test_the_library_holds_it(stem: str) -> None:
 @stems
 def test_ptx(stem: str) -> None:
     assert len(text(stem)) <= 1 << 20
+    assert re.findall(r"^\.version .*$", text(stem), re.MULTILINE) == [".version 8.0"], "CUDA 12.0 drivers take it"
     bounds = re.findall(r"\.entry (\w+)\([^)]*\)\s*\.maxntid (\d+), 1, 1\s*\.minnctapersm \d", text(stem))
     assert {name: int(threads) for name, threads in bounds} == KERNELS[stem]
 
