@@ -18,15 +18,35 @@ from mutant_subjects import kernels, subject
 from mutants import Mutant, Result, hunt
 
 SEED = 1
+GEMM_MUTANTS = 20  # of each kernel
 
 # Mutants that are the same kernel, proven: (kernel, kind, the >instruction< among those around it, argument).
 EQUAL = [
-    ("gemm", "vmcnt [+] 1", r">s_waitcnt vmcnt\((16|12)\) lgkmcnt\(0\)<; s_barrier",
+    ("gemm", "vmcnt [+] 1", r">s_waitcnt vmcnt\((18|16|12|8)\) lgkmcnt\(0\)<; s_barrier",
      "in the step that follows the scales' two loads they count as well, so that its waits have a slack of two (the "
      "mutants 'vmcnt + 3' of the same waits are caught)"),
+    ("gemm", "vmcnt [+] 3", r">s_waitcnt vmcnt\(18\) lgkmcnt\(0\)<; s_barrier",
+     "and of three where there are columns past 256"),
+    ("gemm", "comparison", r">s_cmp_gt_i32 s\d+, 0<; s_cbranch_scc0|s_sub_i32 (s\d+), [^>]*>s_cmp_gt_i32 \1, 0<",
+     "a turn of the output's loop for the rows that begin with the tile's end stores nothing: all are out of range"),
+    (r"gemm_\w+(bf16|f32)$", "constant", r">v_or_b32_e32 v\d+, \S+ v\d+<; v_cmp_gt_u32_e32 vcc, s\d+, v",
+     "whether a piece exists is one comparison of multiples of 8"),
+    (r"gemm_\w+(bf16|f32)$", "EXEC write dropped", r">s_or_b64 exec, exec, \S+<; v_or_b32_e32 v\d+, \S+ v\d+; v_cmp_gt_u32_e32 vcc, s\d+, v",
+     "a lane that does not have this piece of a row has none of the later ones either"),
+    ("gemm", "and, or of masks",
+     r">s_and_b64 vcc, exec, \S+<; s_cbranch_vccnz \d+; s_andn2_b64 vcc, exec, \S+; s_cbranch_vccz",
+     "rows of half 0 are staged in the second round as well, and those of half 1 at once over them"),
     ("gemm", "EXEC mask dropped|comparison", r"s_and_saveexec_b64 \S+, vcc<?; s_cbranch_execz \d+;.*; ds_write_b128",
      "the loop that clears LDS begins with every lane below its end"),
     ("gemm", "comparison", r">s_cmpk_gt_i32 s\d+, 0xff<", "a depth is a multiple of 32, so never 255"),
+    ("gemm", "comparison", r">s_cmpk?_gt_u32 s\d+, 0x[0-9a-f]+fff<", "the loop that clears LDS counts in 0x1000"),
+    ("gemm", "EXEC write dropped", r">s_or_b64 exec, exec, \S+<; s_endpgm", "nothing follows"),
+    (r"gemm_\w+(bf16|256_f32|128_f32)$", "EXEC write dropped", r">s_or_b64 exec, exec, \S+<; s_add_u32 (s\d+), \1, 0x400",
+     "a row of zeros is one turn of the loop, and the lanes that have no part in it are the same in every row"),
+    ("gemm", "wait states dropped", r">s_nop 11<",
+     "for what a compiler may do: in this code no path has a use of the last products past column 256 within 30 instructions"),
+    ("gemm", "matrix operand", r">v_mfma_f32_32x32x64_f8f6f4 \S+ \S+ \S+ 0 cbsz:4 blgp:4<",
+     "E2M1 has neither Inf nor NaN, so that whatever one operand is, its product with the other's zeros is 0"),
     ("gemm", "operation", r"v_lshlrev_b32_e32 (v\d+), 23, \1.*>v_add_u32_e32 v\d+, v\d+, \1<",
      "a fill past the contraction's end by p = 32 to 448 adds p << 23; subtracted it is (512 - p) << 23, as far out"),
     ("gemm", "lgkmcnt", r"s_cbranch_execnz \d+; s_or_b64 exec, exec, \S+; >s_waitcnt lgkmcnt\(0\)<",
@@ -40,9 +60,8 @@ SURVIVORS = [
     ("gemm", "vmcnt", r">s_waitcnt vmcnt\(0\) lgkmcnt\(0\)<",
      "more than 63 loads and stores follow the last fills, and the counter lets no more be in flight"),
     ("gemm", "constant", r">v_lshlrev_b32_e32 v\d+, 23,", "only operands of 2^27 bytes and more tell its bits apart"),
+    ("", "constant", r">[sv]_and_b32\w* \S+( s\d+,)? 0xffff\b", "bit 47 of an address is 0"),
     ("gemm", "constant", r">v_and_b32_e32 v\d+, 24,", "the bit that is added to the mask is 0 in the masked value"),
-    ("gemm", "EXEC|comparison|branch|operation|constant", r"global_store|s_orn2_b64|s_load_dwordx2 \S+ \S+ 0x140|0x200",
-     "loops that store zeros, or bf16 elements from LDS: they store the same twice, or take a single turn"),
     ("prepare", "store", r"offset:3(52|68)<", "the fields of a tile description that are not used"),
     ("", "branch inverted", ">s_cbranch_exec", "EXEC is 0 each time, and what the branch skips does nothing then"),
     ("", "SGPR|constant|operation",
@@ -78,9 +97,9 @@ def family(kernel: str) -> str:
 
 
 def run(kernel: str) -> Result:
-    """One mutant of each kind."""
+    """One mutant of each kind; of the GEMMs, which are many and alike, some of these."""
     reset()
-    return hunt(subject(kernel), 1, f"{SEED} {kernel}")
+    return hunt(subject(kernel), 1, f"{SEED} {kernel}", GEMM_MUTANTS if "gemm" in kernel else None)
 
 
 def worker(path: list[str]) -> None:
@@ -136,8 +155,8 @@ def test_mutants(results):
 
 
 def test_calls_reach_the_code(results):
-    """Mutants are drawn from what the calls run, so that has to be nearly all."""
+    """Mutants are drawn from what the calls run, so that has to be nearly all; GEMMs that add have idle code for zeros."""
     for kernel, result in results.items():
         drawn = result.drawn_from
         print(f"{kernel}: {len(drawn.missed)} of {drawn.instructions} instructions never run")
-        assert len(drawn.missed) <= 0.06 * drawn.instructions, drawn.missed
+        assert len(drawn.missed) <= (0.09 if "add" in kernel else 0.06) * drawn.instructions, drawn.missed
