@@ -308,13 +308,17 @@ def sample(mutants: list[Mutant], each: int, seed: str) -> list[Mutant]:
 # ------------------------------------------------------------------------------------------------ running them
 
 
+def changed(image: bytes, mutant: Mutant) -> bytes:
+    to = bytearray(image)
+    struct.pack_into(f"<{len(mutant.words)}I", to, mutant.at, *mutant.words)
+    return bytes(to)
+
+
 class Changed(Module):
     """A code object with a mutant in it."""
 
     def __init__(self, image: bytes, mutant: Mutant):
-        changed = bytearray(image)
-        struct.pack_into(f"<{len(mutant.words)}I", changed, mutant.at, *mutant.words)
-        self.image, self.handle = bytes(changed), ctypes.c_void_p()
+        self.image, self.handle = changed(image, mutant), ctypes.c_void_p()
         check(library().hipModuleLoadData(ctypes.byref(self.handle), self.image))
 
     def unload(self) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import harness
 import numpy as np
@@ -61,7 +62,7 @@ def takes_any(kernel: str) -> bool:
 
 
 def cols_of(kernel: str, cols: int, number: int) -> int:
-    """Columns of a call: a whole narrow tile follows the wide one; where any output is taken, some are left of a row."""
+    """Columns of a call: whole narrow tiles follow wide ones; where any output is taken, rows end with single ones."""
     if "x320" in kernel and cols == 264:
         cols = 576
     return cols - (5, 1, 3)[number % 3] * takes_any(kernel)
@@ -265,6 +266,12 @@ def kernels() -> list[str]:
     return found
 
 
+def path_of(kernel: str) -> Path:
+    """Its code object."""
+    stem = next((s for s in ("gemm", "prepare") if s in kernel), "quantize")
+    return harness.code_object(f"{stem}_gfx950")
+
+
 def subject(kernel: str) -> Subject:
     if "zero_padding" in kernel:
         cases = [
@@ -276,23 +283,22 @@ def subject(kernel: str) -> Subject:
             (9, 4096, []),
         ]
         calls = [*(padding_call(n, *case) for n, case in enumerate(cases)), far_padding_call(len(cases))]
-        return Subject(harness.code_object("quantize_gfx950"), kernel, calls)
+        return Subject(path_of(kernel), kernel, calls)
     if "quantize" in kernel:
         calls = [quantize_call(n, kernel, case) for n, case in enumerate(QUANTIZE)]
         calls += [far_call(len(calls) + n, kernel, *shape) for n, shape in enumerate(FAR)]
-        return Subject(harness.code_object("quantize_gfx950"), kernel, calls)
+        return Subject(path_of(kernel), kernel, calls)
     op = "rows" if "rows" in kernel else "depth"
     call = rows_call if op == "rows" else depth_call
     if "prepare" in kernel:
-        return Subject(harness.code_object("prepare_gfx950"), kernel, prepare_calls(op, call))
-    cases = list(ROWS if op == "rows" else DEPTH)
-    cases = [(c[0], c[1], cols_of(kernel, c[2], n), *c[3:]) if op == "depth" else (c[0], cols_of(kernel, c[1], n), *c[2:])
-             for n, c in enumerate(cases)]  # fmt: skip
+        return Subject(path_of(kernel), kernel, prepare_calls(op, call))
+    cases, at = list(ROWS if op == "rows" else DEPTH), 1 if op == "rows" else 2
+    cases = [(*c[:at], cols_of(kernel, c[at], n), *c[at + 1 :]) for n, c in enumerate(cases)]
     for i, n in enumerate(widths(kernel)):
         depth = 32 + 128 * (i % 2)
         cases.append(([2], n, depth, 0, 0) if op == "rows" else ([depth - 3], 2, n, 0, 0, False))
     calls = [call(n, "gemm_gfx950", kernel, case) for n, case in enumerate(cases)]
-    return Subject(harness.code_object("gemm_gfx950"), kernel, calls)
+    return Subject(path_of(kernel), kernel, calls)
 
 
 def prepare_calls(op: str, call: Callable) -> list[Callable[[Module], list[np.ndarray]]]:

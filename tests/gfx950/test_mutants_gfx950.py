@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import collections
 import os
+import random
 import re
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
+import op_suite
 import pytest
 from emulator import reset
-from mutant_subjects import kernels, subject
-from mutants import Mutant, Result, hunt
+from mutant_subjects import kernels, path_of, subject
+from mutants import Mutant, Result, changed, hunt
 
 SEED = 1
 GEMM_MUTANTS = 20  # of each kernel
@@ -31,7 +33,8 @@ EQUAL = [
      "a turn of the output's loop for the rows that begin with the tile's end stores nothing: all are out of range"),
     (r"gemm_\w+(bf16|f32)$", "constant", r">v_or_b32_e32 v\d+, \S+ v\d+<; v_cmp_gt_u32_e32 vcc, s\d+, v",
      "whether a piece exists is one comparison of multiples of 8"),
-    (r"gemm_\w+(bf16|f32)$", "EXEC write dropped", r">s_or_b64 exec, exec, \S+<; v_or_b32_e32 v\d+, \S+ v\d+; v_cmp_gt_u32_e32 vcc, s\d+, v",
+    (r"gemm_\w+(bf16|f32)$", "EXEC write dropped",
+     r">s_or_b64 exec, exec, \S+<; v_or_b32_e32 v\d+, \S+ v\d+; v_cmp_gt_u32_e32 vcc, s\d+, v",
      "a lane that does not have this piece of a row has none of the later ones either"),
     ("gemm", "and, or of masks",
      r">s_and_b64 vcc, exec, \S+<; s_cbranch_vccnz \d+; s_andn2_b64 vcc, exec, \S+; s_cbranch_vccz",
@@ -41,10 +44,11 @@ EQUAL = [
     ("gemm", "comparison", r">s_cmpk_gt_i32 s\d+, 0xff<", "a depth is a multiple of 32, so never 255"),
     ("gemm", "comparison", r">s_cmpk?_gt_u32 s\d+, 0x[0-9a-f]+fff<", "the loop that clears LDS counts in 0x1000"),
     ("gemm", "EXEC write dropped", r">s_or_b64 exec, exec, \S+<; s_endpgm", "nothing follows"),
-    (r"gemm_\w+(bf16|256_f32|128_f32)$", "EXEC write dropped", r">s_or_b64 exec, exec, \S+<; s_add_u32 (s\d+), \1, 0x400",
+    (r"gemm_\w+(bf16|256_f32|128_f32)$", "EXEC write dropped",
+     r">s_or_b64 exec, exec, \S+<; s_add_u32 (s\d+), \1, 0x400",
      "a row of zeros is one turn of the loop, and the lanes that have no part in it are the same in every row"),
     ("gemm", "wait states dropped", r">s_nop 11<",
-     "for what a compiler may do: in this code no path has a use of the last products past column 256 within 30 instructions"),
+     "there for what a compiler may do: here no path uses the last products past column 256 for 30 instructions"),
     ("gemm", "matrix operand", r">v_mfma_f32_32x32x64_f8f6f4 \S+ \S+ \S+ 0 cbsz:4 blgp:4<",
      "E2M1 has neither Inf nor NaN, so that whatever one operand is, its product with the other's zeros is 0"),
     ("gemm", "operation", r"v_lshlrev_b32_e32 (v\d+), 23, \1.*>v_add_u32_e32 v\d+, v\d+, \1<",
@@ -155,8 +159,36 @@ def test_mutants(results):
 
 
 def test_calls_reach_the_code(results):
-    """Mutants are drawn from what the calls run, so that has to be nearly all; GEMMs that add have idle code for zeros."""
+    """Mutants are drawn from what the calls run, so that has to be nearly all; GEMMs that add store no zeros."""
     for kernel, result in results.items():
         drawn = result.drawn_from
         print(f"{kernel}: {len(drawn.missed)} of {drawn.instructions} instructions never run")
         assert len(drawn.missed) <= (0.09 if "add" in kernel else 0.06) * drawn.instructions, drawn.missed
+
+
+# Kernels that the ops' tests run, and some of these tests.
+PRODUCTS = ["tests/test_gemm.py", "-k", "test_exact_sums and (100-288 or 96-320 or 33-160)"]
+OP_TESTS = {
+    "mx_prepare_rows_gfx950": PRODUCTS,
+    "mx_prepare_depth_gfx950": PRODUCTS,
+    "mx_gemm_rows_gfx950_128x128_f32": PRODUCTS,
+    "mx_gemm_depth_gfx950_128x128_bf16": PRODUCTS,
+    "mx_quantize_both_bf16_gfx950": ["tests/test_quantize.py", "-k", "(ragged_columns or weights) and bf16"],
+    "mx_zero_padding_gfx950": ["tests/test_ragged.py", "-k", "zero_padding"],
+}
+
+
+def test_the_ops_tests_see_mutants(results):
+    """Of each of these kernels two that give wrong bits here; the kernels themselves pass."""
+    jobs, names = [], []
+    for kernel, tests in OP_TESTS.items():
+        image = path_of(kernel).read_bytes()
+        wrong = [mutant for mutant, how in results[kernel].mutants if how == "wrong bits"]
+        for mutant in random.Random(f"{SEED} {kernel}").sample(wrong, 2):
+            jobs.append((op_suite.library_with(image, changed(image, mutant)), tests))
+            names.append(f"{kernel} {mutant}")
+    own = [(op_suite.LIBRARY.read_bytes(), tests) for tests in map(list, {tuple(t) for t in OP_TESTS.values()})]
+    codes = op_suite.run_all([*own, *jobs])
+    assert codes[: len(own)] == [0] * len(own)
+    passed = [name for name, code in zip(names, codes[len(own) :], strict=True) if code == 0]
+    assert not passed
