@@ -38,8 +38,8 @@ def run(job: Job) -> int:
         package = shutil.copytree(PACKAGE, Path(folder) / PACKAGE.name)
         (package / LIBRARY.name).write_bytes(library)
         sys.path.insert(0, folder)
-        options = ["-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "--backend", "gfx950-emu"]
-        code = int(pytest.main([*options, *arguments]))
+        options = "-x -q --no-header --tb=no -W ignore -p no:cacheprovider --backend gfx950-emu"
+        code = int(pytest.main([*options.split(), *arguments]))
         assert Path(sys.modules["mxfp8_moe"].__file__).parent == package
         return code
 
