@@ -333,13 +333,15 @@ class Result:
     drawn_from: Mutants
 
 
-def hunt(subject: Subject, each: int, seed: str) -> Result:
-    """Draws mutants of the subject and runs its calls on each."""
+def hunt(subject: Subject, each: int, seed: str, most: int | None = None) -> Result:
+    """Draws mutants of the subject, `each` of every kind and no more than `most`, and runs its calls on each."""
     image, own = subject.path.read_bytes(), Module(subject.path)
     set_option("MAX_INSTS", MAX_INSTS)
     wanted = [call(own) for call in subject.calls]
     every = all_mutants(subject, own)
     chosen = sample(every.all, each, seed)
+    if most is not None and most < len(chosen):
+        chosen = random.Random(seed).sample(chosen, most)
     return Result([(m, outcome(subject, Changed(changed(image, m)), wanted)) for m in chosen], every)
 
 

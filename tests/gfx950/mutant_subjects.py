@@ -6,6 +6,7 @@ import ctypes
 import functools
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import harness
 import numpy as np
@@ -37,28 +38,42 @@ def in_place_of(stem: str, module: Module, run: Callable[[], torch.Tensor]) -> l
         harness.module = real
 
 
-# lengths, n, k, rows past the last group, output's shift (of an `any` kernel)
+# lengths, n, k, rows past the last group, output's shift (of a kernel that takes any output)
 ROWS = [
-    ([20, 0, 3], 24, 96, 9, 4),
-    ([300], 264, 672, 0, 0),
-    ([7, 130], 520, 288, 270, 2),
+    ([13, 148], 480, 288, 270, 2),
+    ([36, 0, 3], 24, 96, 9, 4),
+    ([315], 264, 672, 0, 0),
 ]
 LONG_ROWS = ([5, 0, 9], 520, 4224, 3, 0)  # several chunks of bodies
-MANY_ROWS = ([1 if g % 70 == 2 else 0 for g in range(599)] + [1000], 264, 32, 3, 0)
+MANY_ROWS = ([1 if g % 70 in (2, 3) else 0 for g in range(599)] + [1000], 264, 32, 3, 0)
 # lengths (of blocks in the plain layout), n, k, columns past the last group, shift, plain layout
 DEPTH = [
-    ([40, 0, 33], 16, 24, 11, 4, False),
-    ([1, 0, 19], 264, 264, 32, 0, True),
-    ([385, 0, 130], 40, 520, 70, 2, False),
+    ([385, 0, 130], 52, 480, 70, 2, False),
+    ([40, 0, 33], 13, 24, 11, 4, False),
+    ([1, 0, 19], 315, 264, 32, 0, True),
 ]
 LONG_DEPTH = ([4200, 130, 7], 8, 16, 3, 0, False)
-MANY_DEPTH = ([7 * g % 40 if g % 70 == 3 else 0 for g in range(599)] + [500], 8, 264, 0, 0, False)
+MANY_DEPTH = ([7 * g % 40 if g % 70 in (3, 4) else 0 for g in range(599)] + [500], 8, 264, 0, 0, False)
+# More groups than threads, still started longest first; some threads have two that are not empty.
+SORTED_DEPTH = ([7 * g % 40 if g % 50 in (2, 3) else 0 for g in range(300)], 8, 16, 0, 0, False)
+
+
+def takes_any(kernel: str) -> bool:
+    """Whether a GEMM kernel takes any output."""
+    return kernel.endswith(("_any", "_add"))
+
+
+def cols_of(kernel: str, cols: int, number: int) -> int:
+    """Columns of a call: whole narrow tiles follow wide ones; where any output is taken, rows end with single ones."""
+    if "x320" in kernel and cols == 264:
+        cols = 576
+    return cols - (5, 1, 3)[number % 3] * takes_any(kernel)
 
 
 def widths(kernel: str) -> list[int]:
-    """Row lengths of tiny calls: each piece of a lane (element, where `any`) is the first past the output once."""
-    pieces = [start + 8 * group for start, group in ((0, 1), (32, 2), (128, 3), (160, 1))]
-    return [n + e for n in pieces for e in range(8)] if "any" in kernel else pieces
+    """Row lengths of tiny calls: each piece of a lane is the first past the output once."""
+    pieces = [8, 48, 152, 168, *([264, 304] if "x320" in kernel else [])]
+    return [n - 1 - i for i, n in enumerate(pieces)] if takes_any(kernel) else pieces
 
 
 def rows_call(number: int, stem: str, kernel: str, case: tuple) -> Callable[[Module], list[np.ndarray]]:
@@ -66,12 +81,12 @@ def rows_call(number: int, stem: str, kernel: str, case: tuple) -> Callable[[Mod
     dtype = torch.bfloat16 if "bf16" in kernel else torch.float32
     a, b, offs = gemm.rows_case(lengths, n, k, tail, seed=number)
     bias = None
-    if "bias" in kernel or "any" in kernel:
+    if takes_any(kernel) and number % 4 < 3:
         bias = torch.randn(len(lengths), n, generator=torch.Generator().manual_seed(3)) * 100
 
     def run(module: Module) -> list[np.ndarray]:
         schedule(number)
-        move = shift * dtype.itemsize // 2 if "any" in kernel else 0
+        move = shift * dtype.itemsize // 2 if takes_any(kernel) else 0
         return in_place_of(stem, module, lambda: harness.gemm_rows(a, b, offs, dtype, bias, kernel, move))
 
     return run
@@ -87,7 +102,7 @@ def depth_call(number: int, stem: str, kernel: str, case: tuple) -> Callable[[Mo
 
     def run(module: Module) -> list[np.ndarray]:
         schedule(number)
-        move = shift * dtype.itemsize // 2 if "any" in kernel else 0
+        move = shift * dtype.itemsize // 2 if takes_any(kernel) else 0
         return in_place_of(stem, module, lambda: harness.gemm_depth(a, b, offs, dtype, add, plain, kernel, move))
 
     return run
@@ -253,6 +268,12 @@ def kernels() -> list[str]:
     return found
 
 
+def path_of(kernel: str) -> Path:
+    """Its code object."""
+    stem = next((s for s in ("gemm", "prepare") if s in kernel), "quantize")
+    return harness.code_object(f"{stem}_gfx950")
+
+
 def subject(kernel: str) -> Subject:
     if "zero_padding" in kernel:
         cases = [
@@ -264,22 +285,32 @@ def subject(kernel: str) -> Subject:
             (9, 4096, []),
         ]
         calls = [*(padding_call(n, *case) for n, case in enumerate(cases)), far_padding_call(len(cases))]
-        return Subject(harness.code_object("quantize_gfx950"), kernel, calls)
+        return Subject(path_of(kernel), kernel, calls)
     if "quantize" in kernel:
         calls = [quantize_call(n, kernel, case) for n, case in enumerate(QUANTIZE)]
         calls += [far_call(len(calls) + n, kernel, *shape) for n, shape in enumerate(FAR)]
-        return Subject(harness.code_object("quantize_gfx950"), kernel, calls)
-    stem = "prepare_gfx950" if "prepare" in kernel else "gemm_gfx950"
-    call, cases, op = (rows_call, ROWS, "rows") if "rows" in kernel else (depth_call, DEPTH, "depth")
-    if stem == "gemm_gfx950" and op == "rows":
-        cases = [*cases, *(([2], n, 32, 0, 0) for n in widths(kernel))]
-    elif stem == "gemm_gfx950":
-        cases = [*cases, *(([3], 2, n, 0, 0, False) for n in widths(kernel))]
-    else:
-        cases = [*cases, LONG_ROWS if op == "rows" else LONG_DEPTH, *random_cases(op)]
-        cases += [MANY_ROWS if op == "rows" else MANY_DEPTH]
-    run = f"mx_gemm_{op}_gfx950_256x256_f32_any" if stem == "prepare_gfx950" else kernel
-    calls = [call(n, stem, run, case) for n, case in enumerate(cases)]
-    if stem == "prepare_gfx950":
-        calls[-1:-1] = [bad_offs_call(n, op, stem, run) for n in range(len(BAD_OFFS))]
-    return Subject(harness.code_object(stem), kernel, calls)
+        return Subject(path_of(kernel), kernel, calls)
+    op = "rows" if "rows" in kernel else "depth"
+    call = rows_call if op == "rows" else depth_call
+    if "prepare" in kernel:
+        return Subject(path_of(kernel), kernel, prepare_calls(op, call))
+    cases, at = list(ROWS if op == "rows" else DEPTH), 1 if op == "rows" else 2
+    cases = [(*c[:at], cols_of(kernel, c[at], n), *c[at + 1 :]) for n, c in enumerate(cases)]
+    for i, n in enumerate(widths(kernel)):
+        depth = 32 + 128 * (i % 2)
+        cases.append(([2], n, depth, 0, 0) if op == "rows" else ([depth - 3], 2, n, 0, 0, False))
+    calls = [call(n, "gemm_gfx950", kernel, case) for n, case in enumerate(cases)]
+    return Subject(path_of(kernel), kernel, calls)
+
+
+def prepare_calls(op: str, call: Callable) -> list[Callable[[Module], list[np.ndarray]]]:
+    """Mostly for kernels with tiles of 320 columns."""
+    cases = [*(ROWS if op == "rows" else DEPTH), *random_cases(op)]
+    cases += [LONG_ROWS, MANY_ROWS] if op == "rows" else [SORTED_DEPTH, LONG_DEPTH, MANY_DEPTH]
+
+    def gemm_kernel(number: int) -> str:
+        return f"mx_gemm_{op}_gfx950_{'128x128' if number % 4 == 3 else '256x320'}_f32_any"
+
+    calls = [call(n, "prepare_gfx950", gemm_kernel(n), case) for n, case in enumerate(cases)]
+    calls[-2:-2] = [bad_offs_call(n, op, "prepare_gfx950", gemm_kernel(n)) for n in range(len(BAD_OFFS))]
+    return calls
