@@ -31,6 +31,7 @@ struct emu_races {
 };
 
 static struct page *spare; /* one launch runs at a time */
+static size_t spares;
 
 struct emu_races *emu_races_new(void) {
     enum { SLOTS = 1024 };
@@ -51,14 +52,12 @@ void emu_races_free(struct emu_races *r) {
     enum { KEPT = 4096 };
     if (!r)
         return;
-    size_t kept = 0;
-    for (const struct page *p = spare; p; p = p->next)
-        kept++;
     for (size_t n = 0; n < r->slots; n++) {
         struct page *p = r->slot[n];
-        if (p && kept++ < KEPT) {
+        if (p && spares < KEPT) {
             p->next = spare;
             spare = p;
+            spares++;
         } else
             free(p);
     }
@@ -91,9 +90,10 @@ static struct page *new_page(struct emu_races *r, uint64_t number) {
     if (2 * ++r->used > r->slots && !grow(r))
         return nullptr;
     struct page *p = spare;
-    if (p)
+    if (p) {
         spare = p->next;
-    else
+        spares--;
+    } else
         p = malloc(sizeof *p);
     if (!p)
         return nullptr;
