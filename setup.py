@@ -36,9 +36,23 @@ CPU_LEVELS = {"portable": [], "avx2": AVX2, "avx512": AVX512} if platform.machin
 ONCE_SOURCES = ["csrc/backends.c", "csrc/gfx950.c", "csrc/gpu.c", "csrc/shim.c", "csrc/sm90.c"]
 LEVEL_SOURCES = ["csrc/cpu.c", "kernels/gemm_cpu.c", "kernels/quantize_cpu.c"]
 # One line per GPU: suffix of the names of its sources in kernels/; flags that choose it; suffix of the images.
+# PTX 8.0 is CUDA 12.0's. clang would say the version of whatever CUDA toolkit it finds, or without one 4.2: none is to
+# be found.
 GPUS = {
     "gfx950": (["--target=amdgcn-amd-amdhsa", "-mcpu=gfx950", "-nogpulib", "-c"], ".hsaco"),
-    "sm90": (["--target=nvptx64-nvidia-cuda", "-march=sm_90a", "-S"], ".ptx"),
+    "sm90": (
+        [
+            "--target=nvptx64-nvidia-cuda",
+            "-march=sm_90a",
+            "--cuda-path=/nonexistent",
+            "-Xclang",
+            "-target-feature",
+            "-Xclang",
+            "+ptx80",
+            "-S",
+        ],
+        ".ptx",
+    ),
 }
 GPU_CFLAGS = ["-O3", "-std=gnu23", "-ffreestanding", "-Wall", "-Wextra", "-Werror"]
 EMU_SOURCES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "emu").glob("*.c"))  # for Tidy: make builds it
@@ -77,12 +91,8 @@ def gpu_compiler():
     return [sys.executable, "-m", "ziglang", "clang", "-nostdinc", "-isystem", include]
 
 
-def finish_ptx(ptx):
-    """Says in PTX what C cannot: launch bounds, and that CUDA 12.0's PTX is enough.
-
-    KERNEL of kernels/device_sm90.h leaves the bounds in comments. clang writes the newest version that it knows.
-    """
-    ptx = re.sub(r"^\.version .*$", ".version 8.0", ptx, count=1, flags=re.MULTILINE)
+def set_launch_bounds(ptx):
+    """Turns the comments that KERNEL of kernels/device_sm90.h leaves into directives of the entries they name."""
     for name, threads, blocks in re.findall(r"^// launch bounds (\w+) (\d+) (\d+)$", ptx, re.MULTILINE):
         entry = re.compile(rf"(\.entry {name}\([^)]*\))[^{{]*\{{")
         ptx, count = entry.subn(rf"\1\n.maxntid {threads}, 1, 1\n.minnctapersm {blocks}\n{{", ptx)
@@ -106,7 +116,7 @@ def build_image(source, gpu):
 
     def finish(partial):
         if suffix == ".ptx":
-            partial.write_text(finish_ptx(compiled.read_text()))
+            partial.write_text(set_launch_bounds(compiled.read_text()))
         else:
             linker = [sys.executable, "-m", "ziglang", "ld.lld", "-shared", str(compiled), "-o", str(partial)]
             subprocess.run(linker, check=True)
