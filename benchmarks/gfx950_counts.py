@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.args import Depth, Rows
+
 ROOT = Path(__file__).parents[1]
 KERNELS = ROOT / "kernels"
 BUILD = ROOT / "build" / "report"
@@ -51,22 +53,6 @@ CLASSES = {
 """Of instructions: the first pattern that matches."""
 
 COUNTERS = ("dma_bytes", "lds_read_bytes", "lane_addrs", "lds_phases", "lds_conflicts")
-
-
-class Rows(ctypes.Structure):
-    """`struct mx_rows_args`."""
-
-    _fields_ = [(n, ctypes.c_void_p) for n in ("a", "a_scale", "b", "b_scale", "offs", "bias", "out")] + [
-        (n, ctypes.c_int64) for n in ("m", "n", "k", "groups")
-    ] + [("out_type", ctypes.c_int32)]  # fmt: skip
-
-
-class Depth(ctypes.Structure):
-    """`struct mx_depth_args`."""
-
-    _fields_ = [(n, ctypes.c_void_p) for n in ("a", "a_scale", "b", "b_scale", "offs", "out")] + [
-        (n, ctypes.c_int64) for n in ("n", "k", "depth", "groups")
-    ] + [(n, ctypes.c_int32) for n in ("out_type", "accumulate", "plain")]  # fmt: skip
 
 
 class Plan(ctypes.Structure):

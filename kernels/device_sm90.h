@@ -35,7 +35,6 @@ INLINE uint32_t any_of_warp(uint32_t x) {
                  : "r"(x));
     return any;
 }
-INLINE uint32_t all_of_warp(uint32_t x) { return !any_of_warp(!x); }
 // x of another lane.
 INLINE uint32_t shuffle(uint32_t x, uint32_t lane) {
     uint32_t y;

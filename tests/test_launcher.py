@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 import pytest
 
+from benchmarks.args import Depth, Rows
+
 ROOT = Path(__file__).resolve().parent.parent
 CPU_ONLY = -1
 CODE = 7
@@ -116,18 +118,6 @@ class Quantize(ctypes.Structure):
     _fields_ = [(n, ctypes.c_void_p) for n in ("x", "offs", "row_data", "row_scale", "col_data", "col_scale")] + [
         (n, ctypes.c_int64) for n in ("batch", "rows", "cols", "groups", "row_k", "col_k")
     ] + [("x_type", ctypes.c_int32), ("rounding", ctypes.c_int32)]  # fmt: skip
-
-
-class Rows(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_void_p) for n in ("a", "a_scale", "b", "b_scale", "offs", "bias", "out")] + [
-        (n, ctypes.c_int64) for n in ("m", "n", "k", "groups")
-    ] + [("out_type", ctypes.c_int32)]  # fmt: skip
-
-
-class Depth(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_void_p) for n in ("a", "a_scale", "b", "b_scale", "offs", "out")] + [
-        (n, ctypes.c_int64) for n in ("n", "k", "depth", "groups")
-    ] + [(n, ctypes.c_int32) for n in ("out_type", "accumulate", "plain")]  # fmt: skip
 
 
 class Padding(ctypes.Structure):
