@@ -19,6 +19,9 @@ import torch
 from emulator import ROOT, ZIG, Buffer, Module, check, library, run
 from torch import Tensor
 
+from benchmarks.args import Depth, Rows
+from benchmarks.gfx950_counts import Plan
+
 KERNELS = ROOT / "kernels"
 BUILD = ROOT / "build" / "gfx950"
 HOST_COMPILE = [*ZIG, "cc", "-std=gnu23", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-I", KERNELS]
@@ -40,30 +43,6 @@ EXPORT int choose_depth(const struct mx_depth_args *a) { return mx_gfx950_choose
 EXPORT const char *rows_kernels[] = {MX_GFX950_ROWS_KERNELS(NAME) 0};
 EXPORT const char *depth_kernels[] = {MX_GFX950_DEPTH_KERNELS(NAME) 0};
 """
-
-
-class Rows(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_void_p) for n in ("a", "a_scale", "b", "b_scale", "offs", "bias", "out")] + [
-        (n, ctypes.c_int64) for n in ("m", "n", "k", "groups")
-    ] + [("out_type", ctypes.c_int32)]  # fmt: skip
-
-
-class Depth(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_void_p) for n in ("a", "a_scale", "b", "b_scale", "offs", "out")] + [
-        (n, ctypes.c_int64) for n in ("n", "k", "depth", "groups")
-    ] + [(n, ctypes.c_int32) for n in ("out_type", "accumulate", "plain")]  # fmt: skip
-
-
-class Plan(ctypes.Structure):
-    _fields_ = (
-        [("workspace", ctypes.c_void_p)]
-        + [(n, ctypes.c_int64) for n in ("a_scale", "b_scale", "bytes", "bodies")]
-        + [
-            (n, ctypes.c_int32)
-            for n in ("tile_rows", "tile_cols", "wide_tiles", "b_lane_scales", "row_tiles", "col_tiles", "a_chunks",
-                      "b_chunks", "blocks", "prepare_blocks")
-        ]
-    )  # fmt: skip
 
 
 def built(stem: str, suffix: str, source: str, make: Callable[[Path], None]) -> Path:
