@@ -24,22 +24,30 @@ static uint32_t saved_registers(void) {
 #endif
 
 // What the compiler was told it may use must be there: the level's flags are in setup.py.
-static int available(int32_t, struct mx_error *why_not) {
+static bool has_level(void) {
 #if defined(__AVX2__)
     enum { YMM = 0x06, ZMM = 0xe6 };
     uint32_t a, b, c, d, b7, c7, d7;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !__get_cpuid_count(7, 0, &a, &b7, &c7, &d7))
-        return mx_fail(why_not, "the processor does not say what it has");
-    int found = (c & bit_FMA) && (c & bit_F16C) && (b7 & bit_AVX2) && (saved_registers() & YMM) == YMM;
+        return false;
+    bool found = (c & bit_FMA) && (c & bit_F16C) && (b7 & bit_AVX2) && (saved_registers() & YMM) == YMM;
 #if defined(__AVX512F__)
     uint32_t wanted = bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ;
     found = found && (b7 & wanted) == wanted && (saved_registers() & ZMM) == ZMM;
 #endif
-    return found ? 0 : mx_fail(why_not, "the processor or the system lacks " MX_STRING(MX_LEVEL));
+    return found;
 #else
-    (void)why_not;
-    return 0;
+    return true;
 #endif
+}
+
+// Asked once: in a virtual machine each cpuid costs microseconds.
+static int available(int32_t, struct mx_error *why_not) {
+    enum { UNKNOWN, YES, NO };
+    static _Atomic int answer = UNKNOWN;
+    if (answer == UNKNOWN)
+        answer = has_level() ? YES : NO;
+    return answer == YES ? 0 : mx_fail(why_not, "the processor or the system lacks " MX_STRING(MX_LEVEL));
 }
 
 struct job {

@@ -541,7 +541,7 @@ static int unpack_tensor(StableIValue slot, struct value *v, struct mx_error *er
 
 static int unpack(const char *param, StableIValue slot, struct value *v, struct mx_error *error) {
     const char *name = strrchr(param, ' ') + 1;
-    snprintf(v->name, sizeof v->name, "%.*s", (int)strcspn(name, "="), name);
+    memcpy(v->name, name, strcspn(name, "=")); // v is all zeros, and every name shorter than its field
     enum kind kind = kind_of(param);
     v->present = (kind != OPTIONAL_TENSOR && kind != OPTIONAL_DTYPE) || slot;
     if (!v->present)
