@@ -23,6 +23,9 @@ INLINE uint32_t grid_size(void) { return __nvvm_read_ptx_sreg_nctaid_x(); }
 INLINE void sync_block(void) { asm volatile("barrier.cta.sync.aligned 0;" ::: "memory"); }
 INLINE void sync_warp(void) { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 
+// Nonzero when a byte of x is 0.
+INLINE uint32_t has_zero_byte(uint32_t x) { return (x - 0x01010101) & ~x & 0x80808080; }
+
 // Makes a value one that the compiler knows nothing of.
 #define HIDE(x) asm volatile("" : "+r"(x))
 #define HIDE64(x) asm volatile("" : "+l"(x))
@@ -34,6 +37,14 @@ INLINE uint32_t any_of_warp(uint32_t x) {
                  : "=r"(any)
                  : "r"(x));
     return any;
+}
+// A bit for every lane of the warp: whether x is not 0 there.
+INLINE uint32_t lanes_where(uint32_t x) {
+    uint32_t lanes;
+    asm volatile("{.reg .pred in;\nsetp.ne.b32 in, %1, 0;\nvote.sync.ballot.b32 %0, in, 0xffffffff;}"
+                 : "=r"(lanes)
+                 : "r"(x));
+    return lanes;
 }
 // x of another lane.
 INLINE uint32_t shuffle(uint32_t x, uint32_t lane) {

@@ -112,7 +112,21 @@ INLINE float other_factor_of(uint32_t reference) {
     return power_of_two((int32_t)reference - 134 - (((int32_t)reference - 134) >> 1) + 127);
 }
 
-// Warp 0: each tile of this block with its references and factors, into the next slot. Rows that do not exist have 127.
+// The four references, a byte each, that a lane of a warp has of 128 of a tile's rows: those of P's first (i = 0) and
+// second row block and of Q's. Rows that do not exist have 127, and so has a tile without a contraction.
+INLINE uint32_t references_of(const struct mx_sm90_tile *tile, struct mx_sm90_plan plan, uint32_t i) {
+    const uint32_t none = 127 * 0x01010101, row = 4 * ((thread_id() & 31) + (i == 1 ? 32 : 0));
+    if (tile->blocks <= 0)
+        return none;
+    const int p = i < 2;
+    const uint8_t *refs =
+        plan.workspace + (p ? plan.p_ref : plan.q_ref) + (int64_t)(p ? tile->p_ref : tile->q_ref) * MX_SM90_ROW_BLOCK;
+    const int32_t count = (p ? tile->p_rows : tile->q_rows) - (int32_t)row;
+    const uint32_t exist = count >= 4 ? ~0u : count <= 0 ? 0 : (1u << 8 * count) - 1;
+    return (load_constant(refs + row) & exist) | (none & ~exist);
+}
+
+// Warp 0: each tile of this block with its references and factors, into the next slot.
 INLINE void fetch_tiles(struct mx_sm90_plan plan) {
     const uint32_t lane = thread_id() & 31;
     const struct mx_sm90_tile *tiles = (const struct mx_sm90_tile *)plan.workspace;
@@ -125,17 +139,7 @@ INLINE void fetch_tiles(struct mx_sm90_plan plan) {
         // 12 references a lane, in words of 4: 64 words of P's and 32 of Q's.
         uint32_t words[3];
         UNROLL for (uint32_t i = 0; i < 3; i++) {
-            words[i] = 127 * 0x01010101;
-            if (exists && tiles[index].blocks > 0) {
-                const struct mx_sm90_tile *tile = &tiles[index];
-                const int p = i < 2;
-                const uint32_t row = 4 * (lane + (i == 1 ? 32 : 0));
-                const uint8_t *refs = plan.workspace + (p ? plan.p_ref : plan.q_ref) +
-                                      (int64_t)(p ? tile->p_ref : tile->q_ref) * MX_SM90_ROW_BLOCK;
-                const int32_t count = (p ? tile->p_rows : tile->q_rows) - (int32_t)row;
-                const uint32_t exist = count >= 4 ? ~0u : count <= 0 ? 0 : (1u << 8 * count) - 1;
-                words[i] = (load_constant(refs + row) & exist) | (words[i] & ~exist);
-            }
+            words[i] = exists ? references_of(&tiles[index], plan, i) : 0;
             UNROLL for (int j = 0; j < 32; j += 8) {
                 const uint32_t ref = words[i] >> j & 255;
                 far |= ref - (127 - 48) > 96; // else any sum of products times the factors stays in range
@@ -154,8 +158,10 @@ INLINE void fetch_tiles(struct mx_sm90_plan plan) {
         }
         if (lane < 4) {
             u32x4 x = exists ? load_constant4((const char *)&tiles[index] + 16 * lane) : (u32x4){};
-            if (lane == 3)
+            if (lane == 3) {
                 x.z = flags;
+                x.w = index;
+            }
             store_shared4(at + 16 * lane, x.x, x.y, x.z, x.w);
         }
         barrier_arrive(full(SLOT_RING, slot.index));
@@ -558,13 +564,14 @@ INLINE void store_swapped_tile(const float *d0, const float *d1, struct part par
         store_swapped_bf16(d0, d1, part, problem, 0);
 }
 
-// Zeros all over a tile, every eighth row of the output by a warp.
-INLINE void clear_tile(struct part part, struct problem problem, struct kind kind) {
+// Stores a tile without a contraction, zeros or the bias, every eighth row of the output by a warp.
+INLINE void store_empty_tile(struct part part, struct problem problem, struct kind kind) {
     const int32_t rows = kind.swapped ? part.q_rows : part.p_rows, columns = kind.swapped ? part.p_rows : part.q_rows;
     const int32_t warp = (int32_t)(thread_id() >> 5) - 8, lane = (int32_t)(thread_id() & 31);
     ROLLED for (int32_t row = warp; row < rows; row += CONSUMER_WARPS)
         ROLLED for (int32_t column = lane; column < columns; column += 32)
-            store_one(problem.out, part.out + row * problem.out_stride + column, 0, output_of(problem));
+            store_one(problem.out, part.out + row * problem.out_stride + column,
+                      part.bias >= 0 ? problem.bias[part.bias + column] : 0, output_of(problem));
 }
 
 // ---------------------------------------------------------------------------------------------------------- the exact
@@ -613,8 +620,6 @@ INLINE void do_exactly(const struct mx_sm90_tile *tile, int32_t row, int32_t col
         UNROLL for (int b = 0; b < 2; b++) if (rows[h] <= p_last && columns[b] <= q_last &&
                                                (p_ref[rows[h]] == MX_SM90_EXACT || q_ref[columns[b]] == MX_SM90_EXACT))
             wanted |= 1u << (2 * h + b);
-    if (!any_of_warp(wanted))
-        return;
 
     // The last row that exists stands in for those that do not.
     const int64_t scale_stride = problem.stride / MX_BLOCK, q_loaded = min32(column + group, q_last);
@@ -647,15 +652,26 @@ INLINE void do_exactly(const struct mx_sm90_tile *tile, int32_t row, int32_t col
     }
 }
 
-// The consumers, when all tiles are stored: whatever goes the exact way, in this block's tiles.
-INLINE void do_rest_exactly(struct problem problem, struct mx_sm90_plan plan, struct kind kind) {
-    asm volatile("barrier.cta.sync.aligned 1, 256;" ::: "memory");
+// The consumers, when all tiles are stored: whatever goes the exact way, in this block's tiles from `first` on.
+INLINE void do_rest_exactly(struct problem problem, struct mx_sm90_plan plan, uint32_t first, struct kind kind) {
     const struct mx_sm90_tile *tiles = (const struct mx_sm90_tile *)plan.workspace;
-    ROLLED for (uint32_t index = block_id(); index < (uint32_t)plan.tiles; index += grid_size()) {
-        if (tiles[index].p_rows == 0)
+    const int32_t warp = (int32_t)(thread_id() >> 5) - 8;
+    asm volatile("barrier.cta.sync.aligned 1, 256;" ::: "memory");
+    ROLLED for (uint32_t index = first; index < (uint32_t)plan.tiles; index += grid_size()) {
+        const struct mx_sm90_tile *tile = &tiles[index];
+        if (tile->p_rows == 0)
             return;
-        ROLLED for (int32_t part = (int32_t)(thread_id() >> 5) - 8; part < 256; part += CONSUMER_WARPS)
-            do_exactly(&tiles[index], part / 16 * 16, part % 16 * 8, problem, plan, kind);
+        uint32_t exact[3]; // a bit for every 4 rows, as references_of has them
+        UNROLL for (uint32_t i = 0; i < 3; i++) exact[i] =
+            lanes_where(has_zero_byte(references_of(tile, plan, i) ^ MX_SM90_EXACT * 0x01010101u));
+        if (!(exact[0] | exact[1] | exact[2]))
+            continue;
+        ROLLED for (int32_t part = warp; part < 256; part += CONSUMER_WARPS) {
+            const uint32_t rows = (part < 128 ? exact[0] : exact[1]) >> part / 16 % 8 * 4 & 15,
+                           columns = exact[2] >> part % 16 * 2 & 3;
+            if (rows | columns)
+                do_exactly(tile, part / 16 * 16, part % 16 * 8, problem, plan, kind);
+        }
     }
 }
 
@@ -715,13 +731,13 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
         shared_address(shared) + warpgroup * P_STAGES * STAGE_BYTES + row * 64 + ((quad ^ (row >> 1 & 3)) << 4);
     const uint32_t shift = quad >> 1 << 3; // of this lane's block in the low half of a step's scales
     struct ring slot = {}, p = {}, half = {};
-    uint32_t seen = 0;
+    uint32_t exact = UINT32_MAX; // the first tile with anything that goes the exact way
     struct open_tile tile = open_tile(slot, plan, warpgroup);
     while (TILE_FIELD(tile.slot, p_rows)) {
         if (tile.blocks <= 0) {
             const struct part part = part_of(tile.slot, problem);
             if (!problem.add)
-                clear_tile(part, problem, kind);
+                store_empty_tile(part, problem, kind);
             sync_warp();
             if (lane == 0)
                 barrier_arrive(empty(SLOT_RING, slot.index));
@@ -805,7 +821,8 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
         HIDE64(here.bias);
         const struct part part = part_of(tile.slot, problem);
         const uint32_t done = slot.index;
-        seen |= part.flags;
+        if (exact == UINT32_MAX && part.flags & HAS_EXACT)
+            exact = (uint32_t)TILE_FIELD(tile.slot, number);
         advance(&slot, SLOTS);
         tile = open_tile(slot, plan, warpgroup);
         WGMMA_WAIT(0);
@@ -825,8 +842,8 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
         if (lane == 0)
             barrier_arrive(empty(SLOT_RING, done));
     }
-    if (seen & HAS_EXACT)
-        do_rest_exactly(problem, plan, kind);
+    if (exact != UINT32_MAX)
+        do_rest_exactly(problem, plan, exact, kind);
 }
 
 // ------------------------------------------------------------------------------------------------------------ kernels

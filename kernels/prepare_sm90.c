@@ -157,8 +157,6 @@ INLINE uint32_t move_scales(uint32_t codes, int32_t reference) {
     return __builtin_bit_cast(uint32_t, even) | __builtin_bit_cast(uint32_t, odd) << 8;
 }
 
-INLINE uint32_t has_zero_byte(uint32_t x) { return (x - 0x01010101) & ~x & 0x80808080; }
-
 INLINE uint32_t max_of_lanes(uint32_t x) {
     UNROLL for (uint32_t step = 1; step < LANES; step *= 2) {
         const uint32_t other = shuffle(x, (thread_id() & 31) ^ step);

@@ -351,6 +351,36 @@ def test_nan_reaches_its_own_outputs_alone(product: str, lengths: list[int], wha
 
 
 @products
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_few_rows_with_scales_far_apart(product: str, side: str, device: torch.device) -> None:
+    """Rows at the edges of tiles with a block 2^-60 of the others: they are right, and every other bit stays."""
+    case = make_case(product, [130, 0, 261, 40], 270, 160, "integers", 11, device, tail=30)
+    bias = torch.randn(4, 270, generator=generator(12)).to(device)
+    options = {"bias": bias} if product == "forward" else {}
+    usual = case.run(torch.float32, **options)
+    far = Case(case.a.clone(), case.b.clone(), case.offs, product)
+    changed = torch.zeros_like(usual, dtype=torch.bool)
+    scale = bytes_of(getattr(far, side).scale)
+    if product in ("forward", "dgrad") and side == "a":
+        tokens = [0, 127, 129, 130, 257, 258, 390, 430]
+        scale[tokens, 1] -= 60
+        changed[tokens] = True
+    elif product in ("forward", "dgrad"):
+        rows = [0, 6, 127, 128, 255, 256, 269]
+        for group, tokens in ((0, slice(0, 130)), (2, slice(130, 391))):
+            scale[group, rows, 1] -= 60
+            changed[tokens, rows] = True
+    else:
+        rows = [0, 6, 127, 128, 255, 256, 269] if side == "a" else [0, 127, 128, 159]
+        scale[rows, 1] -= 60
+        changed[0, rows if side == "a" else slice(None), slice(None) if side == "a" else rows] = True
+    got = far.run(torch.float32, **options)
+    assert not torch.equal(got, usual)
+    ref.assert_same_bits(got.masked_fill(changed, 0), usual.masked_fill(changed, 0), "the rest")
+    ref.assert_close(got, far.exact(*options.values()))
+
+
+@products
 @pytest.mark.parametrize("nan_in", ["data", "scale"])
 @pytest.mark.parametrize("zeros", [0x00, 0x80])
 def test_zero_times_nan_is_nan(product: str, nan_in: str, zeros: int, device: torch.device) -> None:
