@@ -53,7 +53,10 @@ enum {
     CONSUMER_WARPS = 8,
 };
 static_assert(BARRIERS_AT + 16 * PAIRS <= MX_SM90_SHARED_BYTES);
-static_assert(SLOT_BYTES % 16 == 0 && HALVES_AT % 1024 == 0 && __builtin_offsetof(struct mx_sm90_tile, flags) == 56);
+static_assert(SLOT_BYTES % 16 == 0 && HALVES_AT % 1024 == 0);
+static_assert(__builtin_offsetof(struct mx_sm90_tile, p_rows) == 24 &&
+              __builtin_offsetof(struct mx_sm90_tile, p_ref) == 40 &&
+              __builtin_offsetof(struct mx_sm90_tile, blocks) == 52); // extent_of
 
 extern SHARED char shared[] __attribute__((aligned(1024)));
 
@@ -112,34 +115,53 @@ INLINE float other_factor_of(uint32_t reference) {
     return power_of_two((int32_t)reference - 134 - (((int32_t)reference - 134) >> 1) + 127);
 }
 
-// The four references, a byte each, that a lane of a warp has of 128 of a tile's rows: those of P's first (i = 0) and
-// second row block and of Q's. Rows that do not exist have 127, and so has a tile without a contraction.
-INLINE uint32_t references_of(const struct mx_sm90_tile *tile, struct mx_sm90_plan plan, uint32_t i) {
-    const uint32_t none = 127 * 0x01010101, row = 4 * ((thread_id() & 31) + (i == 1 ? 32 : 0));
-    if (tile->blocks <= 0)
-        return none;
-    const int p = i < 2;
-    const uint8_t *refs =
-        plan.workspace + (p ? plan.p_ref : plan.q_ref) + (int64_t)(p ? tile->p_ref : tile->q_ref) * MX_SM90_ROW_BLOCK;
-    const int32_t count = (p ? tile->p_rows : tile->q_rows) - (int32_t)row;
-    const uint32_t exist = count >= 4 ? ~0u : count <= 0 ? 0 : (1u << 8 * count) - 1;
-    return (load_constant(refs + row) & exist) | (none & ~exist);
+// Of a tile of the workspace: the quarter, 16 bytes, that has the lane's number modulo 4. Zeros past the last tile.
+INLINE u32x4 load_quarter(struct mx_sm90_plan plan, uint32_t index) {
+    uint32_t thread = thread_id();
+    HIDE(thread); // saves registers
+    const int64_t at = index * (int64_t)sizeof(struct mx_sm90_tile) + 16 * (thread & 3);
+    return load_constant4_if(index < (uint32_t)plan.tiles, plan.workspace + at);
 }
 
-// Warp 0: each tile of this block with its references and factors, into the next slot.
+// What says where a tile's references are, from a warp's quarters.
+struct extent {
+    int32_t p_rows, q_rows, p_ref, q_ref, blocks;
+};
+INLINE struct extent extent_of(u32x4 quarter) {
+    return (struct extent){(int32_t)shuffle(quarter.z, 1), (int32_t)shuffle(quarter.w, 1),
+                           (int32_t)shuffle(quarter.z, 2), (int32_t)shuffle(quarter.w, 2),
+                           (int32_t)shuffle(quarter.y, 3)};
+}
+
+// The four references, a byte each, that a lane of a warp has of 128 of a tile's rows: those of P's first (i = 0) and
+// second row block and of Q's. Rows that do not exist have 127, and so has a tile without a contraction.
+INLINE uint32_t references_of(struct extent tile, struct mx_sm90_plan plan, uint32_t i) {
+    uint32_t thread = thread_id();
+    HIDE(thread); // saves registers
+    const int p = i < 2;
+    const uint32_t none = 127 * 0x01010101, row = 4 * ((thread & 31) + (i == 1 ? 32 : 0));
+    const uint8_t *refs =
+        plan.workspace + (p ? plan.p_ref : plan.q_ref) + (int64_t)(p ? tile.p_ref : tile.q_ref) * MX_SM90_ROW_BLOCK;
+    const int32_t count = tile.blocks > 0 ? (p ? tile.p_rows : tile.q_rows) - (int32_t)row : 0;
+    const uint32_t exist = count >= 4 ? ~0u : count <= 0 ? 0 : (1u << 8 * count) - 1;
+    return (load_constant_if(count > 0, refs + row) & exist) | (none & ~exist);
+}
+
+// Warp 0: each tile of this block with its references and factors, into the next slot. Short contractions go by faster
+// than two loads that wait for each other take, so a tile is loaded while the one before it is at work.
 INLINE void fetch_tiles(struct mx_sm90_plan plan) {
     const uint32_t lane = thread_id() & 31;
-    const struct mx_sm90_tile *tiles = (const struct mx_sm90_tile *)plan.workspace;
     struct ring slot = {};
+    u32x4 next = load_quarter(plan, block_id());
     for (uint32_t index = block_id();; index += grid_size()) {
-        const int exists = index < (uint32_t)plan.tiles && tiles[index].p_rows;
+        u32x4 quarter = next;
+        const struct extent tile = extent_of(quarter);
+        uint32_t words[3], far = 0, exact = 0;
+        UNROLL for (uint32_t i = 0; i < 3; i++) words[i] = references_of(tile, plan, i);
+        next = load_quarter(plan, index + grid_size());
         wait_empty(SLOT_RING, slot);
         const uint32_t at = slot_address(slot.index);
-        uint32_t far = 0, exact = 0;
-        // 12 references a lane, in words of 4: 64 words of P's and 32 of Q's.
-        uint32_t words[3];
         UNROLL for (uint32_t i = 0; i < 3; i++) {
-            words[i] = exists ? references_of(&tiles[index], plan, i) : 0;
             UNROLL for (int j = 0; j < 32; j += 8) {
                 const uint32_t ref = words[i] >> j & 255;
                 far |= ref - (127 - 48) > 96; // else any sum of products times the factors stays in range
@@ -157,16 +179,15 @@ INLINE void fetch_tiles(struct mx_sm90_plan plan) {
             store_shared4(at + FACTORS_AT + 4 * row, factors[0], factors[1], factors[2], factors[3]);
         }
         if (lane < 4) {
-            u32x4 x = exists ? load_constant4((const char *)&tiles[index] + 16 * lane) : (u32x4){};
             if (lane == 3) {
-                x.z = flags;
-                x.w = index;
+                quarter.z = flags;
+                quarter.w = index;
             }
-            store_shared4(at + 16 * lane, x.x, x.y, x.z, x.w);
+            store_shared4(at + 16 * lane, quarter.x, quarter.y, quarter.z, quarter.w);
         }
         barrier_arrive(full(SLOT_RING, slot.index));
         advance(&slot, SLOTS);
-        if (!exists)
+        if (!tile.p_rows)
             return;
     }
 }
@@ -658,8 +679,8 @@ INLINE void do_rest_exactly(struct problem problem, struct mx_sm90_plan plan, ui
     const int32_t warp = (int32_t)(thread_id() >> 5) - 8;
     asm volatile("barrier.cta.sync.aligned 1, 256;" ::: "memory");
     ROLLED for (uint32_t index = first; index < (uint32_t)plan.tiles; index += grid_size()) {
-        const struct mx_sm90_tile *tile = &tiles[index];
-        if (tile->p_rows == 0)
+        const struct extent tile = extent_of(load_quarter(plan, index));
+        if (!tile.p_rows)
             return;
         uint32_t exact[3]; // a bit for every 4 rows, as references_of has them
         UNROLL for (uint32_t i = 0; i < 3; i++) exact[i] =
@@ -670,7 +691,7 @@ INLINE void do_rest_exactly(struct problem problem, struct mx_sm90_plan plan, ui
             const uint32_t rows = (part < 128 ? exact[0] : exact[1]) >> part / 16 % 8 * 4 & 15,
                            columns = exact[2] >> part % 16 * 2 & 3;
             if (rows | columns)
-                do_exactly(tile, part / 16 * 16, part % 16 * 8, problem, plan, kind);
+                do_exactly(&tiles[index], part / 16 * 16, part % 16 * 8, problem, plan, kind);
         }
     }
 }
