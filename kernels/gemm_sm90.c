@@ -453,6 +453,13 @@ INLINE uint32_t q_factors_address(struct part part, int i, int j) {
     return part.slot + FACTORS_AT + 4 * (MX_SM90_P + 32 * i + 8 * part.quad + 2 * j);
 }
 
+// Of the 8 columns of the i-th 32.
+#define LOAD_Q_FACTORS(to, part, i)                                                                                    \
+    do {                                                                                                               \
+        LOAD_SHARED4(to, q_factors_address(part, i, 0));                                                               \
+        LOAD_SHARED4((to) + 4, q_factors_address(part, i, 2));                                                         \
+    } while (0)
+
 // The second factors, where they are not 1.
 INLINE void apply_other_factors(float *d, struct part part, int f) {
     UNROLL for (int h = 0; h < 2; h++) {
@@ -469,16 +476,20 @@ INLINE void apply_other_factors(float *d, struct part part, int f) {
 }
 
 // Stores a lane's part. `whole`: all 128 columns exist and runs of 8 are aligned; then there is no branch in the way.
+// `ahead`: loads of factors do not queue behind stores, for 8 registers more.
 INLINE void store_tile_as(const float *d0, const float *d1, struct part part, struct problem problem, int whole,
-                          enum output output) {
+                          int ahead, enum output output) {
     const int64_t first = part.out + part.first_row * problem.out_stride + 8 * part.quad;
     float p[4];
     UNROLL for (int r = 0; r < 4; r++) p[r] = p_factor(part, r / 2, r % 2);
+    uint32_t next[8];
+    LOAD_Q_FACTORS(next, part, 0);
     UNROLL for (int i = 0; i < 4; i++) {
         const int32_t count = whole ? 8 : part.q_rows - 32 * i - 8 * part.quad;
         uint32_t q[8];
-        LOAD_SHARED4(q, q_factors_address(part, i, 0));
-        LOAD_SHARED4(q + 4, q_factors_address(part, i, 2));
+        UNROLL for (int j = 0; j < 8; j++) q[j] = next[j];
+        if (ahead && i < 3)
+            LOAD_Q_FACTORS(next, part, i + 1);
         float bias[8] = {};
         if (part.bias >= 0) {
             UNROLL for (int j = 0; j < 8; j++) if (j < count) bias[j] =
@@ -502,21 +513,23 @@ INLINE void store_tile_as(const float *d0, const float *d1, struct part part, st
                 }
             }
         }
+        if (!ahead && i < 3)
+            LOAD_Q_FACTORS(next, part, i + 1);
     }
 }
 
-INLINE void store_tile(const float *d0, const float *d1, struct part part, struct problem problem) {
+INLINE void store_tile(const float *d0, const float *d1, struct part part, struct problem problem, struct kind kind) {
     const enum output output = output_of(problem);
     const int64_t bytes = output == BF16_OUT ? 2 : 4;
     const uintptr_t misplaced = ((uintptr_t)problem.out + part.out * bytes) | problem.out_stride * bytes;
     if (misplaced % 16 != 0 || part.q_rows < MX_SM90_Q)
-        store_tile_as(d0, d1, part, problem, 0, output);
+        store_tile_as(d0, d1, part, problem, 0, 0, output);
     else if (output == BF16_OUT)
-        store_tile_as(d0, d1, part, problem, 1, BF16_OUT);
+        store_tile_as(d0, d1, part, problem, 1, kind.depth, BF16_OUT);
     else if (output == F32_OUT)
-        store_tile_as(d0, d1, part, problem, 1, F32_OUT);
+        store_tile_as(d0, d1, part, problem, 1, kind.depth, F32_OUT);
     else
-        store_tile_as(d0, d1, part, problem, 1, ADD_OUT);
+        store_tile_as(d0, d1, part, problem, 1, kind.depth, ADD_OUT);
 }
 
 // The swapped tile's output has P's rows as its columns. As bfloat16 the values go through movmatrix, which transposes
@@ -858,7 +871,7 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
         if (kind.swapped)
             store_swapped_tile(d0, d1, part, here);
         else
-            store_tile(d0, d1, part, here);
+            store_tile(d0, d1, part, here, kind);
         sync_warp();
         if (lane == 0)
             barrier_arrive(empty(SLOT_RING, done));
