@@ -613,15 +613,13 @@ INLINE void store_empty_tile(struct part part, struct problem problem, struct ki
 
 INLINE int32_t min32(int32_t a, int32_t b) { return a < b ? a : b; }
 
-// 8 E4M3 codes from any address, as four pairs of float16.
-INLINE void load8(const uint8_t *from, uint32_t *x0, uint32_t *x1, uint32_t *x2, uint32_t *x3) {
-    uint64_t codes = 0;
+// 8 bytes from any address.
+INLINE uint64_t load8(const uint8_t *from) {
+    uint64_t bytes = 0;
     if (((uintptr_t)from & 7) == 0)
-        codes = *(const uint64_t *)from;
-    else
-        ROLLED for (int i = 0; i < 8; i++) codes |= (uint64_t)from[i] << 8 * i;
-    decode_e4m3((uint32_t)codes, x0, x1);
-    decode_e4m3((uint32_t)(codes >> 32), x2, x3);
+        return *(const uint64_t *)from;
+    ROLLED for (int i = 0; i < 8; i++) bytes |= (uint64_t)from[i] << 8 * i;
+    return bytes;
 }
 
 // d[16][8] += a[16][16] b[8][16]^T, one warp, float16 in.
@@ -665,15 +663,34 @@ INLINE void do_exactly(const struct mx_sm90_tile *tile, int32_t row, int32_t col
         p_scale[i] = problem.p_scale + p_row * scale_stride + tile->start / MX_BLOCK;
         q_scale[i] = problem.q_scale + q_row * scale_stride + tile->start / MX_BLOCK;
     }
+    enum { AT_ONCE = 4 }; // blocks that are loaded before the first of them is waited for
+    const int32_t blocks = tile->blocks;
     float sums[4] = {};
-    ROLLED for (int32_t block = 0; block < tile->blocks; block++) {
-        uint32_t a[8], b[4];
-        float d[4] = {};
-        UNROLL for (int h = 0; h < 2; h++) load8(p[h] + block * MX_BLOCK, &a[h], &a[2 + h], &a[4 + h], &a[6 + h]);
-        load8(q + block * MX_BLOCK, &b[0], &b[1], &b[2], &b[3]);
-        mma(d, a[0], a[1], a[2], a[3], b[0], b[1]);
-        mma(d, a[4], a[5], a[6], a[7], b[2], b[3]);
-        UNROLL for (int i = 0; i < 4; i++) sums[i] += scale_exactly(d[i], p_scale[i / 2][block], q_scale[i % 2][block]);
+    ROLLED for (int32_t block = 0; block < blocks; block += AT_ONCE) {
+        uint64_t codes[AT_ONCE][3];
+        uint32_t scales[AT_ONCE][4];
+        UNROLL for (int i = 0; i < AT_ONCE; i++) {
+            const int32_t at = min32(block + i, blocks - 1);
+            codes[i][2] = load8(q + at * MX_BLOCK);
+            UNROLL for (int h = 0; h < 2; h++) {
+                codes[i][h] = load8(p[h] + at * MX_BLOCK);
+                scales[i][h] = p_scale[h][at];
+                scales[i][2 + h] = q_scale[h][at];
+            }
+        }
+        UNROLL for (int i = 0; i < AT_ONCE; i++) {
+            uint32_t a[8], b[4];
+            float d[4] = {};
+            UNROLL for (int h = 0; h < 2; h++) {
+                decode_e4m3((uint32_t)codes[i][h], &a[h], &a[2 + h]);
+                decode_e4m3((uint32_t)(codes[i][h] >> 32), &a[4 + h], &a[6 + h]);
+                decode_e4m3((uint32_t)(codes[i][2] >> 32 * h), &b[2 * h], &b[2 * h + 1]);
+            }
+            mma(d, a[0], a[1], a[2], a[3], b[0], b[1]);
+            mma(d, a[4], a[5], a[6], a[7], b[2], b[3]);
+            UNROLL for (int j = 0; j < 4; j++) if (block + i < blocks) sums[j] +=
+                scale_exactly(d[j], scales[i][j / 2], scales[i][2 + j % 2]);
+        }
     }
     UNROLL for (int i = 0; i < 4; i++) {
         if (!(wanted >> i & 1))
