@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 import reference as ref
 import torch
-from inputs import offs_of, random_values
+from inputs import offs_of, random_lengths, random_values
 from torch import Tensor
 
 import mxfp8_moe
@@ -171,6 +171,33 @@ def test_operands_on_two_devices_are_refused(devices: list[torch.device]) -> Non
     wq, ws = ops.quantize_rows(b.w)
     with pytest.raises(RuntimeError, match=r"b must be on cuda:0 like a, got cuda:1"):
         ops.grouped_mm(xq, xs, wq, ws, a.offs)
+
+
+@pytest.mark.parametrize("product", ["forward", "dgrad", "wgrad"])
+def test_full_size_runs_repeat_bit_for_bit(product: str, device: torch.device) -> None:
+    """20 runs of at least 134 M outputs, each a long contraction: a race that small problems hide shows here."""
+    m, n, k, experts = 65536, 2048, 7168, 16
+    lengths = random_lengths(experts, m - 77, 1)
+    offs = offs_of(lengths, device)
+
+    def normal(seed: int, *sizes: int) -> Tensor:
+        random = torch.Generator(device).manual_seed(seed)
+        return torch.empty(sizes, dtype=torch.bfloat16, device=device).normal_(generator=random)
+
+    if product == "wgrad":
+        a, b, op = (
+            ops.quantize_cols(normal(1, m, n), offs),
+            ops.quantize_cols(normal(2, m, k), offs),
+            ops.grouped_mm_wgrad,
+        )
+    elif product == "dgrad":
+        a, b, op = ops.quantize_rows(normal(1, m, n)), ops.quantize_cols(normal(3, experts, n, k)), ops.grouped_mm_dgrad
+    else:
+        a, b, op = ops.quantize_rows(normal(2, m, k)), ops.quantize_rows(normal(3, experts, n, k)), ops.grouped_mm
+    first = op(*a, *b, offs)
+    assert first.numel() >= 134_000_000
+    for run in range(1, 20):
+        assert torch.equal(op(*a, *b, offs).view(torch.int16), first.view(torch.int16)), f"run {run} differs"
 
 
 def test_memory_of_a_call(device: torch.device) -> None:
