@@ -13,13 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shutil
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from torch import Tensor
 import mxfp8_moe
 from benchmarks.contenders import TorchAO, load_torchao, sqnr
 from benchmarks.shapes import GPU_SHAPES, ROUTINGS, Shape
+from mxfp8_moe.selftest.speed import Chip
 
 ops = torch.ops.mxfp8
 PARTS = ("products", "quantizer", "step", "launch")
@@ -61,43 +61,6 @@ class Sustained:
         end.record()
         end.synchronize()
         return begin.elapsed_time(end) / 1e3 / count
-
-
-class Chip:
-    """Samples clock and power while a block runs, where nvidia-smi is installed."""
-
-    def __init__(self) -> None:
-        self.samples: list[tuple[float, float]] = []
-        query = ["--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "-lms", "100", "-i", "0"]
-        try:
-            self._process = subprocess.Popen(["nvidia-smi", *query], stdout=subprocess.PIPE, text=True)
-        except OSError:
-            self._process = None
-            return
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            clock, _, power = line.partition(",")
-            try:
-                self.samples.append((float(clock), float(power)))
-            except ValueError:
-                return
-
-    @contextmanager
-    def sampled(self, into: dict[str, float]) -> Iterator[None]:
-        """Puts the medians of what is sampled meanwhile into ``into``: MHz and W."""
-        first = len(self.samples)
-        yield
-        if seen := self.samples[first:]:
-            into["MHz"], into["W"] = (statistics.median(column) for column in zip(*seen, strict=True))
-
-    def close(self) -> None:
-        """Ends the sampling."""
-        if self._process is not None:
-            self._process.terminate()
 
 
 @dataclass
@@ -176,10 +139,10 @@ def measure_products(shape: Shape, timer: Sustained, chip: Chip) -> Iterator[Row
     for name, ours, theirs in Problem(shape).products():
         agreement = sqnr(*(used_rows(shape, name, call())[..., ::7].float() for call in (theirs, ours)))
         more: dict[str, float] = {"SQNR dB": agreement}
-        before = timer(theirs)
-        with chip.sampled(more):
-            mine = timer(ours)
+        before, first = timer(theirs), len(chip.samples)
+        mine, sampled = timer(ours), chip.medians(first)
         after = timer(theirs)
+        more |= sampled
         yield Row("products", name, shape.name, mine, {"torch bf16": (before + after) / 2}, shape.flops, more)
 
 
@@ -262,6 +225,19 @@ def summary(rows: list[Row]) -> str:
     return tabulate(lines, headers=["part", "", "peer / ours", "rows", "geomean", "lowest", "highest"])
 
 
+def machine() -> dict[str, str]:
+    """What a figure depends on besides this project."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0"]
+    driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout if shutil.which(query[0]) else ""
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "device": torch.cuda.get_device_name(),
+        "driver": driver.strip() or "unknown",
+        "torch": torch.__version__,
+        "runtime": str(torch.version.cuda or torch.version.hip),
+    }
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measures and prints."""
     parser = argparse.ArgumentParser(
@@ -275,7 +251,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure here as well")
     args = parser.parse_args(argv)
     shapes = [GPU_SHAPES[int(i)] for i in args.shapes.split(",")] if args.shapes else list(GPU_SHAPES)
-    parts, timer, chip = args.parts.split(","), Sustained(args.warm, args.timed), Chip()
+    parts, timer = args.parts.split(","), Sustained(args.warm, args.timed)
     torchao = load_torchao() if "step" in parts else "not asked for"
     if isinstance(torchao, str):
         print(f"torchao is not measured: {torchao}")
@@ -288,23 +264,25 @@ def main(argv: list[str] | None = None) -> int:
             print(table([row]).splitlines()[-1], flush=True)
         torch.cuda.empty_cache()
 
-    for shape in [shape.routed(routing) for shape in shapes for routing in args.routings.split(",")]:
-        if "products" in parts:
-            measure(measure_products(shape, timer, chip))
-        if "step" in parts and shape.routing == "uniform":
-            measure(measure_step(shape, timer, torchao))
-        if "quantizer" in parts and shape.routing != "ramp":
-            measure(measure_quantizer(shape, timer))
+    with Chip(torch.device("cuda")) as chip:
+        for shape in [shape.routed(routing) for shape in shapes for routing in args.routings.split(",")]:
+            if "products" in parts:
+                measure(measure_products(shape, timer, chip))
+            if "step" in parts and shape.routing == "uniform":
+                measure(measure_step(shape, timer, torchao))
+            if "quantizer" in parts and shape.routing != "ramp":
+                measure(measure_quantizer(shape, timer))
     if "launch" in parts:
         measure(measure_launch())
-    chip.close()
-    print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}")
+    where = machine()
+    print("\n" + ", ".join(f"{key} {value}" for key, value in where.items()))
     for part in parts:
         if found := [row for row in rows if row.part == part]:
             print(f"\n## {part}\n\n{table(found)}")
     print(f"\n## Summary\n\n{summary(rows)}")
     if args.json:
-        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+        command = "python -m benchmarks.gpu " + " ".join(sys.argv[1:] if argv is None else argv)
+        args.json.write_text(json.dumps({"command": command, **where, "rows": [asdict(row) for row in rows]}, indent=1))
     wrong = [row for row in rows if row.more.get("SQNR dB", MIN_SQNR) < MIN_SQNR]
     for row in wrong:
         print(f"WRONG RESULTS: {row.what} {row.shape}: {row.more['SQNR dB']:.1f} dB", file=sys.stderr)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from mxfp8_moe.selftest import speed
+
 
 @dataclass(frozen=True)
 class Model:
@@ -175,20 +177,9 @@ SHAPES = [
 ]
 
 GPU_SHAPES = [
-    Shape(f"{n},{k},{experts},{m}", m, k, n, experts, model=model)
-    for n, k, experts, m, model in (
-        (4096, 7168, 32, 131072, "DeepSeek-V3"),
-        (7168, 2048, 32, 131072, "DeepSeek-V3"),
-        (1408, 2048, 8, 196608, "DeepSeek-V2-Lite"),
-        (1408, 2048, 64, 65536, "DeepSeek-V2-Lite"),
-        (768, 2048, 128, 131072, "Qwen3-30B-A3B"),
-        (768, 2048, 128, 16384, "Qwen3-30B-A3B"),
-        (14336, 4096, 8, 65536, "Mixtral-8x7B"),
-        (8192, 5120, 16, 32768, ""),
-        (2048, 7168, 256, 65536, "DeepSeek-V3"),
-    )
+    Shape(f"{s.n},{s.k},{s.experts},{s.tokens}", s.tokens, s.k, s.n, s.experts, model=s.model) for s in speed.SHAPES
 ]
-"""At full size, for GPUs; named N,K,E,M."""
+"""At full size, for GPUs, those of the self-test; named N,K,E,M."""
 
 
 def parse(text: str) -> list[Shape]:

@@ -29,7 +29,7 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Shape:
-    """One projection of a model's expert layer."""
+    """One projection of a model's expert layer; model "" for sizes of none."""
 
     model: str
     n: int
@@ -39,15 +39,15 @@ class Shape:
 
 
 SHAPES = (
-    Shape("DeepSeek-V3 671B", 4096, 7168, 32, 131072),
-    Shape("DeepSeek-V3 671B", 7168, 2048, 32, 131072),
-    Shape("DeepSeek-V3 671B", 2048, 7168, 256, 65536),
-    Shape("DeepSeek-V2 16B", 1408, 2048, 8, 196608),
-    Shape("DeepSeek-V2 16B", 1408, 2048, 64, 65536),
+    Shape("DeepSeek-V3", 4096, 7168, 32, 131072),
+    Shape("DeepSeek-V3", 7168, 2048, 32, 131072),
+    Shape("DeepSeek-V2-Lite", 1408, 2048, 8, 196608),
+    Shape("DeepSeek-V2-Lite", 1408, 2048, 64, 65536),
     Shape("Qwen3-30B-A3B", 768, 2048, 128, 131072),
     Shape("Qwen3-30B-A3B", 768, 2048, 128, 16384),
-    Shape("Mixtral 8x7B", 14336, 4096, 8, 65536),
-    Shape("8192x5120", 8192, 5120, 16, 32768),
+    Shape("Mixtral-8x7B", 14336, 4096, 8, 65536),
+    Shape("", 8192, 5120, 16, 32768),
+    Shape("DeepSeek-V3", 2048, 7168, 256, 65536),
 )
 CPU_SHAPES = (Shape("small", 256, 512, 8, 1024),)
 TURNS = 3
@@ -181,13 +181,11 @@ class Chip:
             self._end.set()
             self._thread.join()
 
-    def medians(self, first: int) -> str:
-        """Of the samples from the given one on."""
-        texts = []
-        for column, unit in ((0, "MHz"), (1, "W")):
-            seen = [value for sample in self.samples[first:] if (value := sample[column]) is not None]
-            texts.append(f"{statistics.median(seen):5.0f} {unit}" if seen else f"    - {unit}")
-        return ", ".join(texts)
+    def medians(self, first: int) -> dict[str, float]:
+        """Of the samples from the given one on, by unit; a unit that no sample has is left out."""
+        columns = dict(zip(("MHz", "W"), zip(*self.samples[first:], strict=True), strict=False))
+        seen = {unit: [value for value in column if value is not None] for unit, column in columns.items()}
+        return {unit: statistics.median(values) for unit, values in seen.items() if values}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -206,13 +204,14 @@ def report(device: torch.device) -> None:
     with Chip(device) as chip:
         for shape, skewed in itertools.product(SHAPES if on_gpu else CPU_SHAPES, (False, True)):
             sizes = f"N {shape.n} K {shape.k} E {shape.experts} M {shape.tokens}"
-            print(f"{shape.model}, {sizes}, {'skewed' if skewed else 'uniform'}")
+            print(f"{shape.model or 'no model'}, {sizes}, {'skewed' if skewed else 'uniform'}")
             for name, ours, theirs in products(shape, skewed, device):
                 first = len(chip.samples)
                 mine, other = interleaved([ours, theirs], device)
                 rate = 2 * shape.tokens * shape.n * shape.k / mine / 1e12
                 speed = f"{rate:8.2f} TFLOP/s" if name != "quantize" else 16 * " "
                 line = f"  {name:8}  {mine * 1e6:10.1f} us  {speed}  ratio {other / mine:6.3f}"
-                print(f"{line}  {chip.medians(first)}" if on_gpu else line, flush=True)
+                sampled = ", ".join(f"{value:5.0f} {unit}" for unit, value in chip.medians(first).items())
+                print(f"{line}  {sampled}" if on_gpu else line, flush=True)
     if on_gpu and chip.problem:
         print(f"clock and power: not sampled, {chip.problem}")
