@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -240,3 +244,23 @@ def test_samples_are_found_in_nested_json(tree: Any, found: float | None) -> Non
 def test_clock_is_found_below_its_name() -> None:
     tree = {"gpu_data": [{"clock": {"gfx_0": {"clk": {"value": 2100, "unit": "MHz"}, "min_clk": {"value": 500}}}}]}
     assert speed.find(tree, "gfx_0") == 2100.0
+
+
+@pytest.mark.parametrize("lines", ["1500, 650.5", "[N/A], 650.5"])
+def test_clock_and_power_are_sampled(lines: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for nvidia-smi; what it says that is no number ends the sampling and is reported."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f'#!/bin/sh\nwhile echo "{lines}"; do sleep 0.01; done\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(shutil, "which", lambda name: str(tool) if name == "nvidia-smi" else None)
+    with speed.Chip(torch.device("cuda")) as chip:
+        while not (len(chip.samples) > 3 or chip.problem):
+            time.sleep(0.01)
+    if "N/A" in lines:
+        assert chip.problem == "ValueError: could not convert string to float: '[N/A]'"
+        assert chip.medians(0) == {}
+    else:
+        assert chip.problem == ""
+        assert chip.medians(0) == {"MHz": 1500.0, "W": 650.5}
+        assert chip.medians(len(chip.samples)) == {}

@@ -134,19 +134,29 @@ def find(tree: Any, key: str) -> float | None:
     return next((found for child in children if (found := find(child, key)) is not None), None)
 
 
-def sample_amd(index: int) -> tuple[float | None, float | None]:
-    """MHz and W, of `amd-smi`."""
+Sample = tuple[float | None, float | None]
+"""MHz and W."""
+
+
+def samples_amd(index: int) -> Iterator[Sample]:
+    """Of `amd-smi`, about ten a second."""
     command = ["amd-smi", "metric", "-g", str(index), "--clock", "--power", "--json"]
-    tree = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    return find(tree, "gfx_0"), find(tree, "socket_power")
+    while True:
+        tree = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        yield find(tree, "gfx_0"), find(tree, "socket_power")
+        time.sleep(0.1)
 
 
-def sample_nvidia(index: int) -> tuple[float | None, float | None]:
-    """MHz and W, of `nvidia-smi`."""
-    query = ["--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "-i", str(index)]
-    text = subprocess.run(["nvidia-smi", *query], capture_output=True, text=True, check=True).stdout
-    clock, power = text.split(",")
-    return float(clock), float(power)
+def samples_nvidia(index: int) -> Iterator[Sample]:
+    """Of `nvidia-smi`, twenty a second."""
+    query = ["--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "-i", str(index), "-lms", "50"]
+    with subprocess.Popen(["nvidia-smi", *query], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            for line in process.stdout or ():
+                clock, power = line.split(",")
+                yield float(clock), float(power)
+        finally:
+            process.terminate()
 
 
 @dataclass
@@ -154,27 +164,29 @@ class Chip:
     """Samples in the background, as a context manager."""
 
     device: torch.device
-    samples: list[tuple[float | None, float | None]] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
     problem: str = ""
 
     def __enter__(self) -> Chip:
-        tools = {"amd-smi": sample_amd, "nvidia-smi": sample_nvidia}
+        tools = {"amd-smi": samples_amd, "nvidia-smi": samples_nvidia}
         tool = next((name for name in tools if self.device.type == "cuda" and shutil.which(name)), None)
         if tool is None:
             self.problem = "neither amd-smi nor nvidia-smi is installed"
         else:
             self._end = threading.Event()
-            self._thread = threading.Thread(target=self._sample, args=(tools[tool],), daemon=True)
+            self._thread = threading.Thread(target=self._collect, args=(tools[tool],), daemon=True)
             self._thread.start()
         return self
 
-    def _sample(self, sample: Callable[[int], tuple[float | None, float | None]]) -> None:
-        while not self._end.wait(0.1):
-            try:
-                self.samples.append(sample(self.device.index or 0))
-            except (OSError, ValueError, subprocess.CalledProcessError) as error:
-                self.problem = f"{type(error).__name__}: {error}"
-                return
+    def _collect(self, tool: Callable[[int], Iterator[Sample]]) -> None:
+        try:
+            for sample in tool(self.device.index or 0):
+                if self._end.is_set():
+                    return
+                self.samples.append(sample)
+            self.problem = "the tool ended"
+        except (OSError, ValueError, subprocess.CalledProcessError) as error:
+            self.problem = f"{type(error).__name__}: {error}"
 
     def __exit__(self, *_: object) -> None:
         if hasattr(self, "_end"):
