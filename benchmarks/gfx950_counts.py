@@ -60,11 +60,11 @@ class Plan(ctypes.Structure):
 
     _fields_ = (
         [("workspace", ctypes.c_void_p)]
-        + [(n, ctypes.c_int64) for n in ("a_scale", "b_scale", "bytes", "bodies")]
+        + [(n, ctypes.c_int64) for n in ("counters", "a_scale", "b_scale", "bytes", "bodies")]
         + [
             (n, ctypes.c_int32)
             for n in ("tile_rows", "tile_cols", "wide_tiles", "b_lane_scales", "row_tiles", "col_tiles", "a_chunks",
-                      "b_chunks", "blocks", "prepare_blocks")
+                      "b_chunks", "blocks", "prepare_blocks", "grid")
         ]
     )  # fmt: skip
 

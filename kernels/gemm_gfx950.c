@@ -760,12 +760,243 @@ INLINE void run_tile(const struct mx_gfx950_plan *plan, int rows, int cols, int6
     __builtin_amdgcn_endpgm();
 }
 
+// ---- tiles one after another ----
+
+// What the block does after the tile that is coming, by thread 0: a tile's number divided by XCDS.
+static LDS int32_t handed_out __attribute__((loader_uninitialized));
+
+// Asks for the XCD's next tile that no block has taken; thread 0 does. The compiler does not know when the answer is
+// there: once nothing older than what was issued since is in flight.
+#define TAKE(ticket)                                                                                                   \
+    do {                                                                                                               \
+        if (thread_id() == 0)                                                                                          \
+            asm volatile("global_atomic_add %0, %1, %2, %3 sc0" : "+v"(ticket) : "v"(0), "v"(1), "s"(counter));        \
+    } while (0)
+// After a barrier behind the write of handed_out: the tile after the present one, its extent and buffers. They are not
+// waited for before its first fills.
+#define LEARN()                                                                                                        \
+    do {                                                                                                               \
+        number = (int32_t)(block_id() % MX_GFX950_XCDS) + MX_GFX950_XCDS * (int32_t)uniform((uint32_t)handed_out);     \
+        coming = tiles + (number < plan->blocks ? number : plan->blocks - 1);                                          \
+        ahead = coming->extent;                                                                                        \
+        next = load_operands(coming, wave);                                                                            \
+    } while (0)
+
+struct operands {
+    buffer a_half0, a_half1, b_half0, b_half1, a_scales, b_scales;
+};
+
+INLINE struct operands load_operands(const CONSTANT struct mx_gfx950_tile *tile, uint32_t wave) {
+    const CONSTANT struct mx_gfx950_buffer *const rows =
+        (const CONSTANT struct mx_gfx950_buffer *)((const CONSTANT char *)tile->wave +
+                                                   wave * (uint32_t)sizeof tile->wave[0]);
+    return (struct operands){load_buffer(&rows[0]),
+                             load_buffer(&rows[1]),
+                             load_buffer(&rows[2]),
+                             load_buffer(&rows[3]),
+                             load_buffer(&tile->scale[0][wave >> 1]),
+                             load_buffer(&tile->scale[1][wave & 1])};
+}
+
+#define CLEAR_ALL(c)                                                                                                   \
+    do {                                                                                                               \
+        CLEAR((c)[0][0], "0:15", "0:3", "4:7", "8:11", "12:15");                                                       \
+        CLEAR((c)[0][1], "16:31", "16:19", "20:23", "24:27", "28:31");                                                 \
+        CLEAR((c)[0][2], "32:47", "32:35", "36:39", "40:43", "44:47");                                                 \
+        CLEAR((c)[0][3], "48:63", "48:51", "52:55", "56:59", "60:63");                                                 \
+        CLEAR((c)[1][0], "64:79", "64:67", "68:71", "72:75", "76:79");                                                 \
+        CLEAR((c)[1][1], "80:95", "80:83", "84:87", "88:91", "92:95");                                                 \
+        CLEAR((c)[1][2], "96:111", "96:99", "100:103", "104:107", "108:111");                                          \
+        CLEAR((c)[1][3], "112:127", "112:115", "116:119", "120:123", "124:127");                                       \
+        CLEAR((c)[2][0], "128:143", "128:131", "132:135", "136:139", "140:143");                                       \
+        CLEAR((c)[2][1], "144:159", "144:147", "148:151", "152:155", "156:159");                                       \
+        CLEAR((c)[2][2], "160:175", "160:163", "164:167", "168:171", "172:175");                                       \
+        CLEAR((c)[2][3], "176:191", "176:179", "180:183", "184:187", "188:191");                                       \
+        CLEAR((c)[3][0], "192:207", "192:195", "196:199", "200:203", "204:207");                                       \
+        CLEAR((c)[3][1], "208:223", "208:211", "212:215", "216:219", "220:223");                                       \
+        CLEAR((c)[3][2], "224:239", "224:227", "228:231", "232:235", "236:239");                                       \
+        CLEAR((c)[3][3], "240:255", "240:243", "244:247", "248:251", "252:255");                                       \
+    } while (0)
+
+// multiply_tile for 256x256 tiles with plain output, for the block's own tile and then for what the XCD's counter hands
+// out. The fills of a tile's last turn are the next one's first two steps, and its scales are loaded in that turn; the
+// stores then leave LDS alone. Tiles of less than a body, and those after them, start as in multiply_tile.
+INLINE void multiply_tiles(const struct mx_gfx950_plan *plan, const CONSTANT struct mx_gfx950_tile *tiles,
+                           int32_t stride, int64_t stride_out, struct output to) {
+    const struct shape shape = {2, 2, false, MX_GFX950_LANE_SCALES};
+    const uint32_t lane = thread_id() & 63, wave = uniform(thread_id() >> 6), wm = wave >> 1, wn = wave & 1;
+    const int a_bytes = 4 * TILE_BUFFER_BYTES;
+    uint32_t fill_lds = wave * (ROW_BLOCK * STEP);
+    const uint32_t chunk = (lane & 7) ^ lane >> 3, block_end = (chunk / 2 + 1) * MX_BLOCK;
+    const uint32_t fill_row = (lane >> 5) * 8 + (lane >> 3 & 3);
+    const uint32_t r = lane & 15, group = lane >> 4, swizzle = r & 7;
+    const uint32_t low = r * STEP + ((group ^ swizzle) << 4), high = low ^ 64;
+    const uint32_t a_low = wm * 8192 + low, a_high = wm * 8192 + high;
+    uint32_t b_low = (uint32_t)a_bytes + wn * 8192 + low, b_high = (uint32_t)a_bytes + wn * 8192 + high;
+    asm volatile("" : "+v"(b_low), "+v"(b_high));
+    const uint32_t first_scale_at = lane * MX_GFX950_LANE_SCALES;
+    uint64_t zeros[2] = {}; // two instructions
+    asm volatile("" : "+v"(zeros[0]));
+    asm volatile("" : "+v"(zeros[1]));
+    const u64x2 zero = {zeros[0], zeros[1]};
+
+    // Of a tile of 256x320: STEP_256X256 names them.
+    uint32_t fill_extra_lds = 0, sx = 0;
+    const uint32_t x_low = 0, x_high = 0;
+    const int b_bytes = a_bytes;
+    i32x8 x0, x1;
+    f32x4 cx[4][4];
+    const buffer x_rows = make_buffer(nullptr, 0);
+    (void)x_low, (void)x_high, (void)x0, (void)x1, (void)x_rows, (void)fill_extra_lds, (void)sx;
+
+    GLOBAL int32_t *const counter =
+        (GLOBAL int32_t *)(plan->workspace + plan->counters) + block_id() % MX_GFX950_XCDS * MX_GFX950_COUNTER_WORDS;
+    int32_t number = (int32_t)block_id(), ticket = 0;
+    const CONSTANT struct mx_gfx950_tile *coming;
+    struct mx_gfx950_extent ahead;
+    struct operands next;
+#define SET_OFFSETS(at)                                                                                                \
+    do {                                                                                                               \
+        asm volatile("" : "+s"(position), "+s"(fill_lds));                                                             \
+        uint32_t past_ = __builtin_elementwise_sub_sat(position, last);                                                \
+        asm volatile("" : "+v"(past_));                                                                                \
+        UNROLL for (int i_ = 0; i_ < 4; i_++)(at)[i_] = (past_ << 23) + first_at[i_];                                  \
+    } while (0)
+    for (;;) { // nothing is in flight, and no tile is coming
+        ROLLED while (tiles[number].extent.bodies == 0) {
+            TAKE(ticket);
+            WAIT(0);
+            if (thread_id() == 0)
+                handed_out = ticket;
+            WAIT_ALL_WAVES(0);
+            LEARN();
+            if (number >= plan->blocks)
+                __builtin_amdgcn_endpgm();
+            WAIT_ALL_WAVES(0);
+        }
+        const CONSTANT struct mx_gfx950_tile *tile = tiles + number;
+        const struct mx_gfx950_extent extent = tile->extent;
+        TAKE(ticket);
+        KEEP_ORDER();
+        struct operands now = load_operands(tile, wave);
+        const bool exists = block_end <= (uint32_t)extent.depth;
+        uint32_t last = exists ? (uint32_t)extent.depth - block_end : UINT32_MAX;
+        uint32_t base = fill_row * (uint32_t)stride + chunk * 16 + MX_GFX950_FILL_BIAS, first_at[4];
+        base = exists ? base : OUTSIDE;
+        UNROLL for (uint32_t i = 0; i < 4; i++) first_at[i] =
+            base + ((i & 1) * 16 + (i >> 1) * 4) * (uint32_t)stride - i * 1024;
+        uint32_t scale_at = first_scale_at;
+        u32x4 sa = __builtin_amdgcn_raw_buffer_load_b128(now.a_scales, scale_at, 0, 0);
+        u32x4 sb = __builtin_amdgcn_raw_buffer_load_b128(now.b_scales, scale_at, 0, 0);
+        if (extent.depth < MX_GFX950_BODY) {
+            ROLLED for (uint32_t done = 0; done < (uint32_t)(a_bytes + b_bytes); done += MX_GFX950_THREADS * 16) {
+                uint32_t place = done + thread_id() * 16;
+                asm volatile("" : "+v"(place)); // not an earlier place and a larger offset: LDS addresses do not wrap
+                *(LDS u64x2 *)place = zero;
+            }
+            WAIT_ALL_WAVES(63);
+        }
+        uint32_t at[4], position = 0; // of the step to fill, from the group's start
+        FILL_ALL(a00, now.a_half0, first_at);
+        FILL_ALL(b00, now.b_half0, first_at);
+        FILL_ALL(b10, now.b_half1, first_at);
+        FILL_ALL(a10, now.a_half1, first_at);
+        position += STEP;
+        SET_OFFSETS(at);
+        FILL_ALL(a01, now.a_half0, at);
+        FILL_ALL(b01, now.b_half0, at);
+        FILL_ALL(b11, now.b_half1, at);
+        FILL_ALL(a11, now.a_half1, at);
+        KEEP_ORDER();
+        f32x4 c[4][4][4];
+        CLEAR_ALL(c);
+        WAIT_ALL_WAVES(24);
+        if (thread_id() == 0)
+            handed_out = ticket;
+        i32x8 a0[4], a1[4], b0[4], b1[4];
+        UNROLL for (int t = 0; t < 4; t++) {
+            READ_A(a0, a00, t);
+            READ_B(b0, b00, t);
+        }
+        WAIT_ALL_WAVES(16);
+        LEARN();
+
+        int32_t turns = extent.bodies;
+        bool overlap = false; // the next tile's first fills with this one's stores
+        for (;;) {            // a loop within this one would have the compiler spill accumulators
+            if (turns == 1) {
+                overlap =
+                    number < plan->blocks && ahead.depth >= MX_GFX950_BODY && tile->extent.depth >= MX_GFX950_BODY;
+                if (overlap) {
+                    TAKE(ticket);
+                    now = next;
+                    last = (uint32_t)ahead.depth - block_end;
+                    position = (uint32_t)-STEP;
+                    scale_at = first_scale_at - 64 * MX_GFX950_LANE_SCALES;
+                }
+            }
+            const buffer a_half0 = now.a_half0, a_half1 = now.a_half1, b_half0 = now.b_half0, b_half1 = now.b_half1;
+            scale_at += 64 * MX_GFX950_LANE_SCALES;
+            asm volatile("" : "+v"(scale_at)); // no part of it in the instruction: it may have wrapped
+            u32x4 next_sa = __builtin_amdgcn_raw_buffer_load_b128(now.a_scales, scale_at, 0, 0);
+            u32x4 next_sb = __builtin_amdgcn_raw_buffer_load_b128(now.b_scales, scale_at, 0, 0);
+            KEEP_ORDER();
+            STEP_256X256(0, a00, a10, b00, b10, x00, x10, a01, b01, x01, sa.x, sa.y, sb.x, sb.y);
+            STEP_256X256(1, a01, a11, b01, b11, x01, x11, a00, b00, x00, sa.z, sa.w, sb.z, sb.w);
+            sa = next_sa;
+            sb = next_sb;
+            if (--turns)
+                continue;
+
+            PIN(c[0]);
+            PIN(c[1]);
+            PIN(c[2]);
+            PIN(c[3]);
+            if (thread_id() == 0)
+                handed_out = ticket;
+            const struct sums sums = {{c[0], c[1], c[2], c[3]}, cx};
+            store_direct(tile, tile->extent, shape, to, stride_out, sums, wave, lane);
+            KEEP_ORDER();
+            if (!overlap) {
+                WAIT_ALL_WAVES(0);
+                if (number >= plan->blocks)
+                    __builtin_amdgcn_endpgm();
+                break;
+            }
+            tile = coming;
+            turns = ahead.bodies;
+            WAIT_ALL_WAVES(63);
+            LEARN();
+            CLEAR_ALL(c);
+            KEEP_ORDER();
+        }
+    }
+#undef SET_OFFSETS
+}
+#undef TAKE
+#undef LEARN
+
+// Those without products first, as they take no accumulators.
+INLINE void run_tiles(const struct mx_gfx950_plan *plan, int64_t stride, int64_t stride_out, struct output to) {
+    const CONSTANT struct mx_gfx950_tile *tiles = (const CONSTANT struct mx_gfx950_tile *)(uintptr_t)plan->workspace;
+    ROLLED for (int32_t i = (int32_t)block_id(); i < plan->blocks; i += plan->grid) {
+        if (tiles[i].extent.bodies == 0)
+            store_zeros(tiles + i, tiles[i].extent, to, stride_out);
+    }
+    multiply_tiles(plan, tiles, (int32_t)stride, stride_out, to);
+    __builtin_amdgcn_endpgm();
+}
+
 #define DEFINE_ROWS(name, tile_rows, tile_cols, type, add, any)                                                        \
     KERNEL void name(struct mx_rows_args args, struct mx_gfx950_plan plan) {                                           \
+        if (MX_GFX950_PERSISTENT(tile_rows, tile_cols, type, any) && plan.grid < plan.blocks)                          \
+            run_tiles(&plan, args.k, args.n, (struct output){type, add, any, any});                                    \
         run_tile(&plan, tile_rows, tile_cols, args.k, args.n, (struct output){type, add, any, any});                   \
     }
 #define DEFINE_DEPTH(name, tile_rows, tile_cols, type, add, any)                                                       \
     KERNEL void name(struct mx_depth_args args, struct mx_gfx950_plan plan) {                                          \
+        if (MX_GFX950_PERSISTENT(tile_rows, tile_cols, type, any) && plan.grid < plan.blocks)                          \
+            run_tiles(&plan, args.depth, args.k, (struct output){type, add, false, any});                              \
         run_tile(&plan, tile_rows, tile_cols, args.depth, args.k, (struct output){type, add, false, any});             \
     }
 MX_GFX950_ROWS_KERNELS(DEFINE_ROWS)

@@ -2,12 +2,14 @@
 //
 // A GEMM call is two launches on one stream, each of blocks of MX_GFX950_THREADS threads, no dynamic LDS:
 //   mx_prepare_<op>_gfx950  (struct mx_<op>_args, struct mx_gfx950_plan)   grid: plan.prepare_blocks
-//   a line of MX_GFX950_<OP>_KERNELS  (the same two arguments)            grid: plan.blocks
+//   a line of MX_GFX950_<OP>_KERNELS  (the same two arguments)            grid: plan.blocks, or plan.grid if persistent
 // The plan comes from sizes alone (mx_gfx950_plan_rows, mx_gfx950_plan_depth), so the host never reads a device value.
 // prepare fills the whole of what the GEMM reads of the workspace; nothing in it survives from call to call.
 //
 // The workspace, plan.bytes long, 64-byte aligned:
 //   tiles    [blocks] struct mx_gfx950_tile: what each block of the GEMM does. Blocks that have nothing to do exit.
+//   counters [XCDS][16] int32_t, the first of 16: of persistent kernels, the next of the XCD's tiles that no block has
+//            taken. The blocks start with the first `grid` tiles
 //   a_scale  [A row blocks][2 wave rows][bodies][64 lanes][16 bytes]
 //   b_scale  [B row blocks][2 wave rows][bodies][64 lanes][16 bytes, or 20 for kernels with tiles of 320 columns]
 // A body is MX_GFX950_BODY = 256 elements of the contraction: two 128-element steps, what the main loop does in one
@@ -27,6 +29,7 @@ enum {
     MX_GFX950_WIDE_LANE_SCALES = 20,       // same for B where tiles may have 320 columns
     MX_GFX950_CUS = 256,                   // each holds one block at a time, two of 128x128
     MX_GFX950_XCDS = 8,                    // blocks go to the XCDs round robin
+    MX_GFX950_COUNTER_WORDS = 16,          // from one XCD's counter to the next's
     MX_GFX950_SORTED_GROUPS = 512,         // up to so many groups are started longest first
     MX_GFX950_TILES_PER_BLOCK = 1024,      // of prepare: tiles, or
     MX_GFX950_BODIES_PER_BLOCK = 16,       // bodies of one row block
@@ -75,6 +78,10 @@ enum {
     X(mx_gemm_depth_gfx950_256x320_f32_any, 256, 320, MX_F32, 0, 1)                                                    \
     X(mx_gemm_depth_gfx950_256x320_add, 256, 320, MX_F32, 1, 1)
 
+// Whether a kernel's blocks go on with further tiles if there are more than CUs.
+#define MX_GFX950_PERSISTENT(tile_rows, tile_cols, type, any)                                                          \
+    ((tile_rows) == 256 && (tile_cols) == 256 && (type) == MX_BF16 && !(any))
+
 // A buffer resource, as the hardware takes it: 48 bits of address, size in bytes, type.
 struct mx_gfx950_buffer {
     uint32_t word[4];
@@ -99,14 +106,15 @@ struct mx_gfx950_tile {
 
 struct mx_gfx950_plan {
     uint8_t *workspace;
-    int64_t a_scale, b_scale, bytes; // byte offsets in the workspace, its size
-    int64_t bodies;                  // bodies of one wave row in a_scale and b_scale
-    int32_t tile_rows, tile_cols;    // shape of a tile but for the wide ones
-    int32_t wide_tiles;              // the first so many columns of tiles have 320 columns
-    int32_t b_lane_scales;           // bytes
-    int32_t row_tiles, col_tiles;    // depth: of one group. rows: row_tiles is the most that any offs make
-    int32_t a_chunks, b_chunks;      // blocks of prepare that shuffle A's and B's scales
-    int32_t blocks, prepare_blocks;  // grids
+    int64_t counters, a_scale, b_scale, bytes; // byte offsets in the workspace, its size
+    int64_t bodies;                            // bodies of one wave row in a_scale and b_scale
+    int32_t tile_rows, tile_cols;              // shape of a tile but for the wide ones
+    int32_t wide_tiles;                        // the first so many columns of tiles have 320 columns
+    int32_t b_lane_scales;                     // bytes
+    int32_t row_tiles, col_tiles;              // depth: of one group. rows: row_tiles is the most that any offs make
+    int32_t a_chunks, b_chunks;                // blocks of prepare that shuffle A's and B's scales
+    int32_t blocks, prepare_blocks; // grids; blocks: of kernels that are not persistent, and the number of tiles
+    int32_t grid;                   // of the others
 };
 
 static inline int64_t mx_gfx950_div_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
@@ -140,7 +148,9 @@ static inline void mx_gfx950_finish_plan(struct mx_gfx950_plan *plan, int64_t ti
     const int64_t row = 2 * plan->bodies * 64; // lanes
     const int64_t chunks = mx_gfx950_div_up(plan->bodies, MX_GFX950_BODIES_PER_BLOCK);
     plan->blocks = (int32_t)mx_round_up(tiles, (int64_t)4 * MX_GFX950_XCDS);
-    plan->a_scale = plan->blocks * (int64_t)sizeof(struct mx_gfx950_tile);
+    plan->grid = (int32_t)mx_gfx950_min(plan->blocks, MX_GFX950_CUS);
+    plan->counters = plan->blocks * (int64_t)sizeof(struct mx_gfx950_tile);
+    plan->a_scale = plan->counters + 4 * MX_GFX950_XCDS * MX_GFX950_COUNTER_WORDS;
     plan->b_scale = plan->a_scale + a_blocks * row * MX_GFX950_LANE_SCALES;
     plan->bytes = plan->b_scale + b_blocks * row * plan->b_lane_scales;
     plan->a_chunks = (int32_t)(a_blocks * chunks);

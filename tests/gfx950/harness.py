@@ -107,6 +107,14 @@ def planned(op: str, tile_rows: int, tile_cols: int, **of: int) -> Plan:
     return plan
 
 
+max_grid = 256
+"""Of persistent kernels: fewer blocks do more tiles each."""
+
+
+def persistent(kernel: str) -> bool:
+    return kernel.endswith("_256x256_bf16")
+
+
 def call(
     op: str,
     args: ctypes.Structure,
@@ -128,12 +136,13 @@ def call(
     getattr(lib, f"plan_{op}")(ctypes.byref(args), None, rows, cols, ctypes.byref(plan))
     if plan.blocks == 0:
         return kernel
+    plan.grid = min(plan.grid, max_grid)
     workspace = Buffer(np.full(max(plan.bytes, 64), 0xFF, np.uint8))
     plan.workspace = workspace.ptr
     try:
         for code, name, grid in (
             (module("prepare_gfx950"), f"mx_prepare_{op}_gfx950", plan.prepare_blocks),
-            (gemm or module("gemm_gfx950"), kernel, plan.blocks),
+            (gemm or module("gemm_gfx950"), kernel, plan.grid if persistent(kernel) else plan.blocks),
         ):
             launch_struct(code.function(name), grid, args, plan)
     finally:
