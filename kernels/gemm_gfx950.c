@@ -771,6 +771,7 @@ static LDS int32_t handed_out __attribute__((loader_uninitialized));
     do {                                                                                                               \
         if (thread_id() == 0)                                                                                          \
             asm volatile("global_atomic_add %0, %1, %2, %3 sc0" : "+v"(ticket) : "v"(0), "v"(1), "s"(counter));        \
+        asm volatile(""); \
     } while (0)
 // After a barrier behind the write of handed_out: the tile after the present one, its extent and buffers. They are not
 // waited for before its first fills.
@@ -922,32 +923,31 @@ INLINE void multiply_tiles(const struct mx_gfx950_plan *plan, const CONSTANT str
         LEARN();
 
         int32_t turns = extent.bodies;
-        bool overlap = false; // the next tile's first fills with this one's stores
-        for (;;) {            // a loop within this one would have the compiler spill accumulators
-            if (turns == 1) {
-                overlap =
-                    number < plan->blocks && ahead.depth >= MX_GFX950_BODY && tile->extent.depth >= MX_GFX950_BODY;
-                if (overlap) {
-                    TAKE(ticket);
-                    now = next;
-                    last = (uint32_t)ahead.depth - block_end;
-                    position = (uint32_t)-STEP;
-                    scale_at = first_scale_at - 64 * MX_GFX950_LANE_SCALES;
-                }
+        for (;;) {
+#define TURN() do { \
+            const buffer a_half0 = now.a_half0, a_half1 = now.a_half1, b_half0 = now.b_half0, b_half1 = now.b_half1; \
+            scale_at += 64 * MX_GFX950_LANE_SCALES; \
+            asm volatile("" : "+v"(scale_at));  \
+            u32x4 next_sa = __builtin_amdgcn_raw_buffer_load_b128(now.a_scales, scale_at, 0, 0); \
+            u32x4 next_sb = __builtin_amdgcn_raw_buffer_load_b128(now.b_scales, scale_at, 0, 0); \
+            KEEP_ORDER(); \
+            STEP_256X256(0, a00, a10, b00, b10, x00, x10, a01, b01, x01, sa.x, sa.y, sb.x, sb.y); \
+            STEP_256X256(1, a01, a11, b01, b11, x01, x11, a00, b00, x00, sa.z, sa.w, sb.z, sb.w); \
+            sa = next_sa; \
+            sb = next_sb; \
+        } while (0)
+#pragma clang loop unroll(disable)
+            while (--turns > 0)
+                TURN();
+            const bool overlap = number < plan->blocks && ahead.bodies > 1;
+            if (overlap) {
+                TAKE(ticket);
+                now = next;
+                last = (uint32_t)ahead.depth - block_end;
+                position = (uint32_t)-STEP;
+                scale_at = first_scale_at - 64 * MX_GFX950_LANE_SCALES;
             }
-            const buffer a_half0 = now.a_half0, a_half1 = now.a_half1, b_half0 = now.b_half0, b_half1 = now.b_half1;
-            scale_at += 64 * MX_GFX950_LANE_SCALES;
-            asm volatile("" : "+v"(scale_at)); // no part of it in the instruction: it may have wrapped
-            u32x4 next_sa = __builtin_amdgcn_raw_buffer_load_b128(now.a_scales, scale_at, 0, 0);
-            u32x4 next_sb = __builtin_amdgcn_raw_buffer_load_b128(now.b_scales, scale_at, 0, 0);
-            KEEP_ORDER();
-            STEP_256X256(0, a00, a10, b00, b10, x00, x10, a01, b01, x01, sa.x, sa.y, sb.x, sb.y);
-            STEP_256X256(1, a01, a11, b01, b11, x01, x11, a00, b00, x00, sa.z, sa.w, sb.z, sb.w);
-            sa = next_sa;
-            sb = next_sb;
-            if (--turns)
-                continue;
-
+            TURN();
             PIN(c[0]);
             PIN(c[1]);
             PIN(c[2]);
