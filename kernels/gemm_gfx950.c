@@ -95,7 +95,7 @@ enum {
     } while (0)
 // A wave's 8 rows of a half of B's rows past 256: rows of fill 0 for half 0, of fill 2 for half 1.
 #define FILL_EXTRA(to, at, half)                                                                                       \
-    __builtin_amdgcn_raw_ptr_buffer_load_lds(x_rows, (LDS void *)((to) + fill_extra_lds - (half) * 2048), 16,          \
+    __builtin_amdgcn_raw_ptr_buffer_load_lds(in.x_rows, (LDS void *)((to) + fill_extra_lds - (half) * 2048), 16,       \
                                              (at)[(half) * 2], position, (half) * 2048, 0)
 
 INLINE i32x8 read_fragment(const LDS char *from, uint32_t low, uint32_t high, int t) {
@@ -196,17 +196,17 @@ INLINE i32x8 read_fragment(const LDS char *from, uint32_t low, uint32_t high, in
         position += STEP;                                                                                              \
         SET_OFFSETS(at);                                                                                               \
         QUADRANT(c[0], a0, b0, a_scale0, b_scale0, READ_B(b1, now_b1, 0), READ_B(b1, now_b1, 1),                       \
-                 READ_B(b1, now_b1, 2), READ_B(b1, now_b1, 3), FILL(now_a0, a_half0, at, 0),                           \
-                 if (shape.extra) READ_EXTRA(x1, now_x1), FILL(now_a0, a_half0, at, 1), NOTHING,                       \
-                 FILL(now_a0, a_half0, at, 2), NOTHING, FILL(now_a0, a_half0, at, 3), NOTHING);                        \
+                 READ_B(b1, now_b1, 2), READ_B(b1, now_b1, 3), FILL(now_a0, in.a_half0, at, 0),                        \
+                 if (shape.extra) READ_EXTRA(x1, now_x1), FILL(now_a0, in.a_half0, at, 1), NOTHING,                    \
+                 FILL(now_a0, in.a_half0, at, 2), NOTHING, FILL(now_a0, in.a_half0, at, 3), NOTHING);                  \
         if (shape.extra)                                                                                               \
             EXTRA(cx[0], a0, x0, (step) * 2, a_scale0, sx, NOTHING);                                                   \
         WAIT(63);                                                                                                      \
         KEEP_ORDER();                                                                                                  \
         QUADRANT(c[1], a0, b1, a_scale0, b_scale1, READ_A(a1, now_a1, 0), READ_A(a1, now_a1, 1),                       \
-                 READ_A(a1, now_a1, 2), READ_A(a1, now_a1, 3), FILL(now_b0, b_half0, at, 0), NOTHING,                  \
-                 FILL(now_b0, b_half0, at, 1), NOTHING, FILL(now_b0, b_half0, at, 2), NOTHING,                         \
-                 FILL(now_b0, b_half0, at, 3), NOTHING);                                                               \
+                 READ_A(a1, now_a1, 2), READ_A(a1, now_a1, 3), FILL(now_b0, in.b_half0, at, 0), NOTHING,               \
+                 FILL(now_b0, in.b_half0, at, 1), NOTHING, FILL(now_b0, in.b_half0, at, 2), NOTHING,                   \
+                 FILL(now_b0, in.b_half0, at, 3), NOTHING);                                                            \
         if (shape.extra) {                                                                                             \
             EXTRA(cx[1], a0, x1, (step) * 2 + 1, a_scale0, sx, FILL_EXTRA(now_x0, at, 0));                             \
             WAIT_ALL_WAVES(18);                                                                                        \
@@ -214,15 +214,15 @@ INLINE i32x8 read_fragment(const LDS char *from, uint32_t low, uint32_t high, in
             WAIT_ALL_WAVES(16);                                                                                        \
         }                                                                                                              \
         QUADRANT(c[2], a1, b0, a_scale1, b_scale0, READ_A(a0, next_a0, 0), READ_A(a0, next_a0, 1),                     \
-                 READ_A(a0, next_a0, 2), READ_A(a0, next_a0, 3), FILL(now_b1, b_half1, at, 0), NOTHING,                \
-                 FILL(now_b1, b_half1, at, 1), NOTHING, FILL(now_b1, b_half1, at, 2), NOTHING,                         \
-                 FILL(now_b1, b_half1, at, 3), NOTHING);                                                               \
+                 READ_A(a0, next_a0, 2), READ_A(a0, next_a0, 3), FILL(now_b1, in.b_half1, at, 0), NOTHING,             \
+                 FILL(now_b1, in.b_half1, at, 1), NOTHING, FILL(now_b1, in.b_half1, at, 2), NOTHING,                   \
+                 FILL(now_b1, in.b_half1, at, 3), NOTHING);                                                            \
         if (shape.extra)                                                                                               \
             EXTRA(cx[2], a1, x0, (step) * 2, a_scale1, sx, FILL_EXTRA(now_x1, at, 1));                                 \
         QUADRANT(c[3], a1, b1, a_scale1, b_scale1, READ_B(b0, next_b0, 0), READ_B(b0, next_b0, 1),                     \
-                 READ_B(b0, next_b0, 2), READ_B(b0, next_b0, 3), FILL(now_a1, a_half1, at, 0),                         \
-                 if (shape.extra) READ_EXTRA(x0, next_x0), FILL(now_a1, a_half1, at, 1), NOTHING,                      \
-                 FILL(now_a1, a_half1, at, 2), NOTHING, FILL(now_a1, a_half1, at, 3), NOTHING);                        \
+                 READ_B(b0, next_b0, 2), READ_B(b0, next_b0, 3), FILL(now_a1, in.a_half1, at, 0),                      \
+                 if (shape.extra) READ_EXTRA(x0, next_x0), FILL(now_a1, in.a_half1, at, 1), NOTHING,                   \
+                 FILL(now_a1, in.a_half1, at, 2), NOTHING, FILL(now_a1, in.a_half1, at, 3), NOTHING);                  \
         if (shape.extra) {                                                                                             \
             EXTRA(cx[3], a1, x1, (step) * 2 + 1, a_scale1, sx, NOTHING);                                               \
             WAIT_ALL_WAVES(18);                                                                                        \
@@ -236,15 +236,16 @@ INLINE i32x8 read_fragment(const LDS char *from, uint32_t low, uint32_t high, in
         position += STEP;                                                                                              \
         SET_OFFSETS(at);                                                                                               \
         QUADRANT(c[0], now_a, b0, a_scale, b_scale0, READ_B(b1, now_b1, 0), READ_B(b1, now_b1, 1),                     \
-                 READ_B(b1, now_b1, 2), READ_B(b1, now_b1, 3), FILL(now_a0, a_half0, at, 0),                           \
-                 FILL(now_a0, a_half0, at, 1), FILL(now_a0, a_half0, at, 2), FILL(now_a0, a_half0, at, 3),             \
-                 FILL(now_b0, b_half0, at, 0), FILL(now_b0, b_half0, at, 1), FILL(now_b0, b_half0, at, 2),             \
-                 FILL(now_b0, b_half0, at, 3));                                                                        \
+                 READ_B(b1, now_b1, 2), READ_B(b1, now_b1, 3), FILL(now_a0, in.a_half0, at, 0),                        \
+                 FILL(now_a0, in.a_half0, at, 1), FILL(now_a0, in.a_half0, at, 2), FILL(now_a0, in.a_half0, at, 3),    \
+                 FILL(now_b0, in.b_half0, at, 0), FILL(now_b0, in.b_half0, at, 1), FILL(now_b0, in.b_half0, at, 2),    \
+                 FILL(now_b0, in.b_half0, at, 3));                                                                     \
         WAIT_ALL_WAVES(12);                                                                                            \
         QUADRANT(c[1], now_a, b1, a_scale, b_scale1, READ_A(next_a, next_a0, 0), READ_A(next_a, next_a0, 1),           \
                  READ_A(next_a, next_a0, 2), READ_A(next_a, next_a0, 3), READ_B(b0, next_b0, 0),                       \
-                 READ_B(b0, next_b0, 1), READ_B(b0, next_b0, 2), READ_B(b0, next_b0, 3), FILL(now_b1, b_half1, at, 0), \
-                 FILL(now_b1, b_half1, at, 1), FILL(now_b1, b_half1, at, 2), FILL(now_b1, b_half1, at, 3));            \
+                 READ_B(b0, next_b0, 1), READ_B(b0, next_b0, 2), READ_B(b0, next_b0, 3),                               \
+                 FILL(now_b1, in.b_half1, at, 0), FILL(now_b1, in.b_half1, at, 1), FILL(now_b1, in.b_half1, at, 2),    \
+                 FILL(now_b1, in.b_half1, at, 3));                                                                     \
         WAIT_ALL_WAVES(12);                                                                                            \
     } while (0)
 
@@ -253,16 +254,16 @@ INLINE i32x8 read_fragment(const LDS char *from, uint32_t low, uint32_t high, in
         position += STEP;                                                                                              \
         SET_OFFSETS(at);                                                                                               \
         QUADRANT(c[0], a0, now_b, a_scale0, b_scale, READ_A(a1, now_a1, 0), READ_A(a1, now_a1, 1),                     \
-                 READ_A(a1, now_a1, 2), READ_A(a1, now_a1, 3), FILL(now_a0, a_half0, at, 0),                           \
-                 FILL(now_a0, a_half0, at, 1), FILL(now_a0, a_half0, at, 2), FILL(now_a0, a_half0, at, 3),             \
-                 FILL(now_b0, b_half0, at, 0), FILL(now_b0, b_half0, at, 1), FILL(now_b0, b_half0, at, 2),             \
-                 FILL(now_b0, b_half0, at, 3));                                                                        \
+                 READ_A(a1, now_a1, 2), READ_A(a1, now_a1, 3), FILL(now_a0, in.a_half0, at, 0),                        \
+                 FILL(now_a0, in.a_half0, at, 1), FILL(now_a0, in.a_half0, at, 2), FILL(now_a0, in.a_half0, at, 3),    \
+                 FILL(now_b0, in.b_half0, at, 0), FILL(now_b0, in.b_half0, at, 1), FILL(now_b0, in.b_half0, at, 2),    \
+                 FILL(now_b0, in.b_half0, at, 3));                                                                     \
         WAIT_ALL_WAVES(12);                                                                                            \
         QUADRANT(c[1], a1, now_b, a_scale1, b_scale, READ_A(a0, next_a0, 0), READ_A(a0, next_a0, 1),                   \
                  READ_A(a0, next_a0, 2), READ_A(a0, next_a0, 3), READ_B(next_b, next_b0, 0),                           \
                  READ_B(next_b, next_b0, 1), READ_B(next_b, next_b0, 2), READ_B(next_b, next_b0, 3),                   \
-                 FILL(now_a1, a_half1, at, 0), FILL(now_a1, a_half1, at, 1), FILL(now_a1, a_half1, at, 2),             \
-                 FILL(now_a1, a_half1, at, 3));                                                                        \
+                 FILL(now_a1, in.a_half1, at, 0), FILL(now_a1, in.a_half1, at, 1), FILL(now_a1, in.a_half1, at, 2),    \
+                 FILL(now_a1, in.a_half1, at, 3));                                                                     \
         WAIT_ALL_WAVES(12);                                                                                            \
     } while (0)
 
@@ -270,9 +271,9 @@ INLINE i32x8 read_fragment(const LDS char *from, uint32_t low, uint32_t high, in
     do {                                                                                                               \
         position += STEP;                                                                                              \
         SET_OFFSETS(at);                                                                                               \
-        QUADRANT(c[0], now_a, now_b, a_scale, b_scale, FILL_TWO(now_a0, a_half0, at, 0),                               \
-                 FILL_TWO(now_a0, a_half0, at, 2), FILL_TWO(now_b0, b_half0, at, 0), FILL_TWO(now_b0, b_half0, at, 2), \
-                 WAIT_ALL_WAVES(8);                                                                                    \
+        QUADRANT(c[0], now_a, now_b, a_scale, b_scale, FILL_TWO(now_a0, in.a_half0, at, 0),                            \
+                 FILL_TWO(now_a0, in.a_half0, at, 2), FILL_TWO(now_b0, in.b_half0, at, 0),                             \
+                 FILL_TWO(now_b0, in.b_half0, at, 2), WAIT_ALL_WAVES(8);                                               \
                  READ_A(next_a, next_a0, 0), READ_B(next_b, next_b0, 0), READ_A(next_a, next_a0, 1),                   \
                  READ_B(next_b, next_b0, 1), READ_A(next_a, next_a0, 2), READ_B(next_b, next_b0, 2),                   \
                  READ_A(next_a, next_a0, 3), READ_B(next_b, next_b0, 3));                                              \
@@ -554,29 +555,57 @@ INLINE void store_staged(const CONSTANT struct mx_gfx950_tile *tile, struct mx_g
         store_strip(tile, extent, shape, to, stride, sums, wave, lane, true);
 }
 
-// ---- one tile ----
+// ---- a tile ----
 
-INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent,
-                          struct shape shape, int32_t stride, int64_t stride_out, struct output to) {
-    const bool a_two = shape.a_halves == 2, b_two = shape.b_halves == 2;
-    const uint32_t lane = thread_id() & 63, wave = uniform(thread_id() >> 6), wm = wave >> 1, wn = wave & 1;
+// What a wave reads of a tile: the rows that it fills, the scales of its products.
+struct operands {
+    buffer a_half0, a_half1, b_half0, b_half1, x_rows, a_scales, b_scales;
+};
 
+INLINE void load_rows(struct operands *in, const CONSTANT struct mx_gfx950_tile *tile, uint32_t wave) {
     const CONSTANT struct mx_gfx950_buffer *const rows =
         (const CONSTANT struct mx_gfx950_buffer *)((const CONSTANT char *)tile->wave +
                                                    wave * (uint32_t)sizeof tile->wave[0]);
-    const buffer a_half0 = load_buffer(&rows[0]), a_half1 = load_buffer(&rows[1]);
-    const buffer b_half0 = load_buffer(&rows[2]), b_half1 = load_buffer(&rows[3]), x_rows = load_buffer(&rows[4]);
-    uint32_t fill_lds = wave * (ROW_BLOCK * STEP), fill_extra_lds = fill_lds / 4;
-    // Byte offsets of this lane's 16 bytes in fill i, at step 0, and the last step position at which its 32-element
-    // block still exists.
-    const uint32_t chunk = (lane & 7) ^ lane >> 3, block_end = (chunk / 2 + 1) * MX_BLOCK;
-    const bool exists = block_end <= (uint32_t)extent.depth;
-    const uint32_t last = exists ? (uint32_t)extent.depth - block_end : UINT32_MAX;
-    const uint32_t row = (lane >> 5) * 8 + (lane >> 3 & 3);
-    uint32_t base = row * (uint32_t)stride + chunk * 16 + MX_GFX950_FILL_BIAS, first_at[4];
-    base = exists ? base : OUTSIDE;
-    UNROLL for (uint32_t i = 0; i < 4; i++) first_at[i] =
-        base + ((i & 1) * 16 + (i >> 1) * 4) * (uint32_t)stride - i * 1024;
+    in->a_half0 = load_buffer(&rows[0]), in->a_half1 = load_buffer(&rows[1]);
+    in->b_half0 = load_buffer(&rows[2]), in->b_half1 = load_buffer(&rows[3]), in->x_rows = load_buffer(&rows[4]);
+}
+
+INLINE void load_scales(struct operands *in, const CONSTANT struct mx_gfx950_tile *tile, uint32_t wave) {
+    in->a_scales = load_buffer(&tile->scale[0][wave >> 1]), in->b_scales = load_buffer(&tile->scale[1][wave & 1]);
+}
+
+// What a persistent block knows of its next tile. Only thread 0 asks the XCD's counter for a tile, and hands the answer
+// to the others through LDS.
+struct queue {
+    const CONSTANT struct mx_gfx950_tile *tiles, *next;
+    GLOBAL int32_t *counter;
+    int32_t count;              // of tiles
+    int32_t answer;             // thread 0: the tile after the next, divided by XCDS
+    int32_t number;             // of the next tile; none if it is not below `count`
+    struct mx_gfx950_extent of; // the next tile's
+};
+static LDS int32_t handed_out __attribute__((loader_uninitialized));
+
+INLINE void ask(struct queue *q) {
+    if (thread_id() == 0) {
+        uint32_t zero = 0;
+        asm volatile("" : "+v"(zero)); // else the compiler adds up over lanes first
+        q->answer = __scoped_atomic_fetch_add(q->counter + zero, 1, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+    }
+}
+
+// A barrier stands before, and one between this and `learn`.
+INLINE void hand_out(const struct queue *q) {
+    if (thread_id() == 0)
+        handed_out = q->answer;
+}
+
+INLINE void learn(struct queue *q) {
+    q->number = (int32_t)(block_id() % MX_GFX950_XCDS) + MX_GFX950_XCDS * (int32_t)uniform((uint32_t)handed_out);
+    q->next = q->tiles + (q->number < q->count ? q->number : q->count - 1);
+    q->of = q->next->extent;
+}
+
 // Fill offsets of the step at `position`. A lane that is past the contraction's end is past it by 32 to 448 elements
 // (an even number of 32s up to the end of the body after the last), and its offset is that << 23: at least
 // 2^28, which is past every buffer's end, and short of wrapping.
@@ -589,11 +618,88 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
         UNROLL for (int i_ = 0; i_ < 4; i_++)(at)[i_] = (past_ << 23) + first_at[i_];                                  \
     } while (0)
 
-    const buffer a_scales = load_buffer(&tile->scale[0][wm]), b_scales = load_buffer(&tile->scale[1][wn]);
+#define CLEAR_ALL(c)                                                                                                   \
+    do {                                                                                                               \
+        CLEAR((c)[0][0], "0:15", "0:3", "4:7", "8:11", "12:15");                                                       \
+        CLEAR((c)[0][1], "16:31", "16:19", "20:23", "24:27", "28:31");                                                 \
+        CLEAR((c)[0][2], "32:47", "32:35", "36:39", "40:43", "44:47");                                                 \
+        CLEAR((c)[0][3], "48:63", "48:51", "52:55", "56:59", "60:63");                                                 \
+        if (a_two || b_two) {                                                                                          \
+            CLEAR((c)[1][0], "64:79", "64:67", "68:71", "72:75", "76:79");                                             \
+            CLEAR((c)[1][1], "80:95", "80:83", "84:87", "88:91", "92:95");                                             \
+            CLEAR((c)[1][2], "96:111", "96:99", "100:103", "104:107", "108:111");                                      \
+            CLEAR((c)[1][3], "112:127", "112:115", "116:119", "120:123", "124:127");                                   \
+        }                                                                                                              \
+        if (a_two && b_two) {                                                                                          \
+            CLEAR((c)[2][0], "128:143", "128:131", "132:135", "136:139", "140:143");                                   \
+            CLEAR((c)[2][1], "144:159", "144:147", "148:151", "152:155", "156:159");                                   \
+            CLEAR((c)[2][2], "160:175", "160:163", "164:167", "168:171", "172:175");                                   \
+            CLEAR((c)[2][3], "176:191", "176:179", "180:183", "184:187", "188:191");                                   \
+            CLEAR((c)[3][0], "192:207", "192:195", "196:199", "200:203", "204:207");                                   \
+            CLEAR((c)[3][1], "208:223", "208:211", "212:215", "216:219", "220:223");                                   \
+            CLEAR((c)[3][2], "224:239", "224:227", "228:231", "232:235", "236:239");                                   \
+            CLEAR((c)[3][3], "240:255", "240:243", "244:247", "248:251", "252:255");                                   \
+        }                                                                                                              \
+    } while (0)
+
+// The two steps of a body; a_scale_at and b_scale_at are where the next body's scales are.
+#define TURN()                                                                                                         \
+    do {                                                                                                               \
+        u32x4 next_sa = __builtin_amdgcn_raw_buffer_load_b128(in.a_scales, a_scale_at, 0, 0);                          \
+        u32x4 next_sb = __builtin_amdgcn_raw_buffer_load_b128(in.b_scales, b_scale_at, 0, 0);                          \
+        uint32_t next_sx = shape.extra ? __builtin_amdgcn_raw_buffer_load_b32(in.b_scales, b_scale_at + 16, 0, 0) : 0; \
+        KEEP_ORDER();                                                                                                  \
+        if (a_two && b_two) {                                                                                          \
+            STEP_256X256(0, a00, a10, b00, b10, x00, x10, a01, b01, x01, sa.x, sa.y, sb.x, sb.y);                      \
+            STEP_256X256(1, a01, a11, b01, b11, x01, x11, a00, b00, x00, sa.z, sa.w, sb.z, sb.w);                      \
+        } else if (b_two) {                                                                                            \
+            STEP_128X256(a0, a1, a00, b00, b10, a01, b01, sa.x, sb.x, sb.y);                                           \
+            STEP_128X256(a1, a0, a01, b01, b11, a00, b00, sa.z, sb.z, sb.w);                                           \
+        } else if (a_two) {                                                                                            \
+            STEP_256X128(b0, b1, a00, a10, b00, a01, b01, sa.x, sa.y, sb.x);                                           \
+            STEP_256X128(b1, b0, a01, a11, b01, a00, b00, sa.z, sa.w, sb.z);                                           \
+        } else {                                                                                                       \
+            STEP_128X128(a0, a1, b0, b1, a00, b00, a01, b01, sa.x, sb.x);                                              \
+            STEP_128X128(a1, a0, b1, b0, a01, b01, a00, b00, sa.z, sb.z);                                              \
+        }                                                                                                              \
+        sa = next_sa;                                                                                                  \
+        sb = next_sb;                                                                                                  \
+        sx = next_sx;                                                                                                  \
+    } while (0)
+#define NEXT_SCALES()                                                                                                  \
+    do {                                                                                                               \
+        a_scale_at += 64 * MX_GFX950_LANE_SCALES;                                                                      \
+        b_scale_at += 64 * (uint32_t)shape.b_lane_scales;                                                              \
+        if (shape.extra)                                                                                               \
+            asm volatile("" : "+v"(b_scale_at)); /* one register */                                                    \
+    } while (0)
+
+// With a queue, of tiles of 256x256 with plain outputs, goes on with the next tiles, until one does not fill both steps
+// of its first body or there is none: then nothing is in flight, and the queue tells how to go on.
+INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent,
+                          struct shape shape, int32_t stride, int64_t stride_out, struct output to, struct queue *q) {
+    const bool a_two = shape.a_halves == 2, b_two = shape.b_halves == 2;
+    const uint32_t lane = thread_id() & 63, wave = uniform(thread_id() >> 6), wm = wave >> 1, wn = wave & 1;
+
+    struct operands in, next;
+    load_rows(&in, tile, wave);
+    uint32_t fill_lds = wave * (ROW_BLOCK * STEP), fill_extra_lds = fill_lds / 4;
+    // Byte offsets of this lane's 16 bytes in fill i, at step 0, and the last step position at which its 32-element
+    // block still exists.
+    const uint32_t chunk = (lane & 7) ^ lane >> 3, block_end = (chunk / 2 + 1) * MX_BLOCK;
+    const bool exists = block_end <= (uint32_t)extent.depth;
+    uint32_t last = exists ? (uint32_t)extent.depth - block_end : UINT32_MAX;
+    const uint32_t row = (lane >> 5) * 8 + (lane >> 3 & 3);
+    uint32_t base = row * (uint32_t)stride + chunk * 16 + MX_GFX950_FILL_BIAS, first_at[4];
+    base = exists ? base : OUTSIDE;
+    UNROLL for (uint32_t i = 0; i < 4; i++) first_at[i] =
+        base + ((i & 1) * 16 + (i >> 1) * 4) * (uint32_t)stride - i * 1024;
+
+    load_scales(&in, tile, wave);
     uint32_t a_scale_at = lane * MX_GFX950_LANE_SCALES, b_scale_at = lane * (uint32_t)shape.b_lane_scales;
-    u32x4 sa = __builtin_amdgcn_raw_buffer_load_b128(a_scales, a_scale_at, 0, 0);
-    u32x4 sb = __builtin_amdgcn_raw_buffer_load_b128(b_scales, b_scale_at, 0, 0);
-    uint32_t sx = shape.extra ? __builtin_amdgcn_raw_buffer_load_b32(b_scales, b_scale_at + 16, 0, 0) : 0;
+    u32x4 sa = __builtin_amdgcn_raw_buffer_load_b128(in.a_scales, a_scale_at, 0, 0);
+    u32x4 sb = __builtin_amdgcn_raw_buffer_load_b128(in.b_scales, b_scale_at, 0, 0);
+    uint32_t sx = shape.extra ? __builtin_amdgcn_raw_buffer_load_b32(in.b_scales, b_scale_at + 16, 0, 0) : 0;
 
     const int a_bytes = shape.a_halves * 2 * TILE_BUFFER_BYTES, b_bytes = shape.b_halves * 2 * TILE_BUFFER_BYTES;
     uint64_t zeros[2] = {}; // two instructions
@@ -610,16 +716,16 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
         WAIT_ALL_WAVES(63);
     }
     uint32_t at[4], position = 0; // of the step to fill, from the group's start
-    FILL_ALL(a00, a_half0, first_at);
-    FILL_ALL(b00, b_half0, first_at);
+    FILL_ALL(a00, in.a_half0, first_at);
+    FILL_ALL(b00, in.b_half0, first_at);
     if (shape.extra)
         FILL_EXTRA(x00, first_at, 0);
     if (b_two)
-        FILL_ALL(b10, b_half1, first_at);
+        FILL_ALL(b10, in.b_half1, first_at);
     if (shape.extra)
         FILL_EXTRA(x10, first_at, 1);
     if (a_two)
-        FILL_ALL(a10, a_half1, first_at);
+        FILL_ALL(a10, in.a_half1, first_at);
     const uint32_t r = lane & 15, group = lane >> 4, swizzle = r & 7;
     const uint32_t low = r * STEP + ((group ^ swizzle) << 4), high = low ^ 64;
     const uint32_t a_low = wm * 8192 + low, a_high = wm * 8192 + high;
@@ -630,40 +736,21 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
         asm volatile("" : "+v"(x_low), "+v"(x_high));
     position += STEP;
     SET_OFFSETS(at);
-    FILL_ALL(a01, a_half0, at);
-    FILL_ALL(b01, b_half0, at);
+    FILL_ALL(a01, in.a_half0, at);
+    FILL_ALL(b01, in.b_half0, at);
     if (shape.extra)
         FILL_EXTRA(x01, at, 0);
     if (b_two)
-        FILL_ALL(b11, b_half1, at);
+        FILL_ALL(b11, in.b_half1, at);
     if (shape.extra)
         FILL_EXTRA(x11, at, 1);
     if (a_two)
-        FILL_ALL(a11, a_half1, at);
+        FILL_ALL(a11, in.a_half1, at);
 
     KEEP_ORDER();
 
     f32x4 c[4][4][4], cx[4][4];
-    CLEAR(c[0][0], "0:15", "0:3", "4:7", "8:11", "12:15");
-    CLEAR(c[0][1], "16:31", "16:19", "20:23", "24:27", "28:31");
-    CLEAR(c[0][2], "32:47", "32:35", "36:39", "40:43", "44:47");
-    CLEAR(c[0][3], "48:63", "48:51", "52:55", "56:59", "60:63");
-    if (a_two || b_two) {
-        CLEAR(c[1][0], "64:79", "64:67", "68:71", "72:75", "76:79");
-        CLEAR(c[1][1], "80:95", "80:83", "84:87", "88:91", "92:95");
-        CLEAR(c[1][2], "96:111", "96:99", "100:103", "104:107", "108:111");
-        CLEAR(c[1][3], "112:127", "112:115", "116:119", "120:123", "124:127");
-    }
-    if (a_two && b_two) {
-        CLEAR(c[2][0], "128:143", "128:131", "132:135", "136:139", "140:143");
-        CLEAR(c[2][1], "144:159", "144:147", "148:151", "152:155", "156:159");
-        CLEAR(c[2][2], "160:175", "160:163", "164:167", "168:171", "172:175");
-        CLEAR(c[2][3], "176:191", "176:179", "180:183", "184:187", "188:191");
-        CLEAR(c[3][0], "192:207", "192:195", "196:199", "200:203", "204:207");
-        CLEAR(c[3][1], "208:223", "208:211", "212:215", "216:219", "220:223");
-        CLEAR(c[3][2], "224:239", "224:227", "228:231", "232:235", "236:239");
-        CLEAR(c[3][3], "240:255", "240:243", "244:247", "248:251", "252:255");
-    }
+    CLEAR_ALL(c);
     if (shape.extra)
         UNROLL for (int i = 0; i < 4; i++) { clear_extra(cx[i], zero); }
     // Until only the fills after a00 and b00 (and x00) are in flight, then until only those of step 1 are.
@@ -675,6 +762,8 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
         WAIT_ALL_WAVES(16);
     else
         WAIT_ALL_WAVES(8);
+    if (q)
+        hand_out(q);
     i32x8 a0[4], a1[4], b0[4], b1[4], x0, x1;
     UNROLL for (int t = 0; t < 4; t++) {
         READ_A(a0, a00, t);
@@ -691,51 +780,72 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
     else
         WAIT_ALL_WAVES(8);
 
+    const struct sums sums = {{c[0], c[1], c[2], c[3]}, cx};
     int32_t turns = extent.bodies;
-#pragma clang loop unroll(disable)
-    do {
-        a_scale_at += 64 * MX_GFX950_LANE_SCALES;
-        b_scale_at += 64 * (uint32_t)shape.b_lane_scales;
-        if (shape.extra)
-            asm volatile("" : "+v"(b_scale_at)); // one register
-        u32x4 next_sa = __builtin_amdgcn_raw_buffer_load_b128(a_scales, a_scale_at, 0, 0);
-        u32x4 next_sb = __builtin_amdgcn_raw_buffer_load_b128(b_scales, b_scale_at, 0, 0);
-        uint32_t next_sx = shape.extra ? __builtin_amdgcn_raw_buffer_load_b32(b_scales, b_scale_at + 16, 0, 0) : 0;
-        KEEP_ORDER();
-        if (a_two && b_two) {
-            STEP_256X256(0, a00, a10, b00, b10, x00, x10, a01, b01, x01, sa.x, sa.y, sb.x, sb.y);
-            STEP_256X256(1, a01, a11, b01, b11, x01, x11, a00, b00, x00, sa.z, sa.w, sb.z, sb.w);
-        } else if (b_two) {
-            STEP_128X256(a0, a1, a00, b00, b10, a01, b01, sa.x, sb.x, sb.y);
-            STEP_128X256(a1, a0, a01, b01, b11, a00, b00, sa.z, sb.z, sb.w);
-        } else if (a_two) {
-            STEP_256X128(b0, b1, a00, a10, b00, a01, b01, sa.x, sa.y, sb.x);
-            STEP_256X128(b1, b0, a01, a11, b01, a00, b00, sa.z, sa.w, sb.z);
-        } else {
-            STEP_128X128(a0, a1, b0, b1, a00, b00, a01, b01, sa.x, sb.x);
-            STEP_128X128(a1, a0, b1, b0, a01, b01, a00, b00, sa.z, sb.z);
+    if (!q) {
+        ROLLED do {
+            NEXT_SCALES();
+            TURN();
         }
-        sa = next_sa;
-        sb = next_sb;
-        sx = next_sx;
-    } while (--turns > 0);
-#undef SET_OFFSETS
-    PIN(c[0]);
-    if (a_two || b_two)
+        while (--turns > 0)
+            ;
+        PIN(c[0]);
+        if (a_two || b_two)
+            PIN(c[1]);
+        if (a_two && b_two) {
+            PIN(c[2]);
+            PIN(c[3]);
+        }
+        if (shape.extra)
+            FINISH_EXTRA();
+        if (to.any) {
+            WAIT_ALL_WAVES(0); // the last turn's fills, too: they must not reach LDS after this
+            store_staged(tile, extent, shape, to, stride_out, sums, wave, lane);
+        } else {
+            WAIT(0); // nor after this block
+            store_direct(tile, extent, shape, to, stride_out, sums, wave, lane);
+        }
+        return;
+    }
+    for (;;) {
+        learn(q);
+        load_rows(&next, q->next, wave);
+        load_scales(&next, q->next, wave);
+
+        ROLLED while (--turns > 0) {
+            NEXT_SCALES();
+            TURN();
+        }
+        // The last turn, whose fills and scales are the next tile's. Both tiles have lanes' blocks in all of the first
+        // step, so that first_at is right, and the next tile's two first steps leave nothing of this one in its rows.
+        const bool goes_on = q->number < q->count && q->of.depth >= MX_GFX950_BODY && extent.depth >= MX_GFX950_BODY;
+        NEXT_SCALES();
+        if (goes_on) {
+            ask(q);
+            in = next;
+            last = (uint32_t)q->of.depth - block_end;
+            position = (uint32_t)-STEP;
+            a_scale_at = b_scale_at = lane * MX_GFX950_LANE_SCALES;
+        }
+        TURN();
+        PIN(c[0]);
         PIN(c[1]);
-    if (a_two && b_two) {
         PIN(c[2]);
         PIN(c[3]);
-    }
-    if (shape.extra)
-        FINISH_EXTRA();
-    const struct sums sums = {{c[0], c[1], c[2], c[3]}, cx};
-    if (to.any) {
-        WAIT_ALL_WAVES(0); // the last turn's fills, too: they must not reach LDS after this
-        store_staged(tile, extent, shape, to, stride_out, sums, wave, lane);
-    } else {
-        WAIT(0); // nor after this block
+        if (goes_on)
+            hand_out(q);
         store_direct(tile, extent, shape, to, stride_out, sums, wave, lane);
+        KEEP_ORDER();
+        if (!goes_on) {
+            WAIT_ALL_WAVES(0);
+            return;
+        }
+        tile = q->next;
+        extent = q->of;
+        turns = extent.bodies;
+        WAIT_ALL_WAVES(63);
+        CLEAR_ALL(c);
+        KEEP_ORDER();
     }
 }
 
@@ -753,249 +863,49 @@ INLINE void run_tile(const struct mx_gfx950_plan *plan, int rows, int cols, int6
         __builtin_amdgcn_endpgm(); // rather than return: the compiler joins no paths
     }
     if (cols == 320 && extent.cols > 256) {
-        multiply_tile(tile, extent, wide, (int32_t)stride, stride_out, to);
+        multiply_tile(tile, extent, wide, (int32_t)stride, stride_out, to, nullptr);
         __builtin_amdgcn_endpgm();
     }
-    multiply_tile(tile, extent, shape, (int32_t)stride, stride_out, to);
+    multiply_tile(tile, extent, shape, (int32_t)stride, stride_out, to, nullptr);
     __builtin_amdgcn_endpgm();
 }
 
 // ---- tiles one after another ----
 
-// What the block does after the tile that is coming, by thread 0: a tile's number divided by XCDS.
-static LDS int32_t handed_out __attribute__((loader_uninitialized));
-
-// Asks for the XCD's next tile that no block has taken; thread 0 does. The compiler does not know when the answer is
-// there: once nothing older than what was issued since is in flight.
-#define TAKE(ticket)                                                                                                   \
-    do {                                                                                                               \
-        if (thread_id() == 0)                                                                                          \
-            asm volatile("global_atomic_add %0, %1, %2, %3 sc0" : "+v"(ticket) : "v"(0), "v"(1), "s"(counter));        \
-        asm volatile(""); \
-    } while (0)
-// After a barrier behind the write of handed_out: the tile after the present one, its extent and buffers. They are not
-// waited for before its first fills.
-#define LEARN()                                                                                                        \
-    do {                                                                                                               \
-        number = (int32_t)(block_id() % MX_GFX950_XCDS) + MX_GFX950_XCDS * (int32_t)uniform((uint32_t)handed_out);     \
-        coming = tiles + (number < plan->blocks ? number : plan->blocks - 1);                                          \
-        ahead = coming->extent;                                                                                        \
-        next = load_operands(coming, wave);                                                                            \
-    } while (0)
-
-struct operands {
-    buffer a_half0, a_half1, b_half0, b_half1, a_scales, b_scales;
-};
-
-INLINE struct operands load_operands(const CONSTANT struct mx_gfx950_tile *tile, uint32_t wave) {
-    const CONSTANT struct mx_gfx950_buffer *const rows =
-        (const CONSTANT struct mx_gfx950_buffer *)((const CONSTANT char *)tile->wave +
-                                                   wave * (uint32_t)sizeof tile->wave[0]);
-    return (struct operands){load_buffer(&rows[0]),
-                             load_buffer(&rows[1]),
-                             load_buffer(&rows[2]),
-                             load_buffer(&rows[3]),
-                             load_buffer(&tile->scale[0][wave >> 1]),
-                             load_buffer(&tile->scale[1][wave & 1])};
-}
-
-#define CLEAR_ALL(c)                                                                                                   \
-    do {                                                                                                               \
-        CLEAR((c)[0][0], "0:15", "0:3", "4:7", "8:11", "12:15");                                                       \
-        CLEAR((c)[0][1], "16:31", "16:19", "20:23", "24:27", "28:31");                                                 \
-        CLEAR((c)[0][2], "32:47", "32:35", "36:39", "40:43", "44:47");                                                 \
-        CLEAR((c)[0][3], "48:63", "48:51", "52:55", "56:59", "60:63");                                                 \
-        CLEAR((c)[1][0], "64:79", "64:67", "68:71", "72:75", "76:79");                                                 \
-        CLEAR((c)[1][1], "80:95", "80:83", "84:87", "88:91", "92:95");                                                 \
-        CLEAR((c)[1][2], "96:111", "96:99", "100:103", "104:107", "108:111");                                          \
-        CLEAR((c)[1][3], "112:127", "112:115", "116:119", "120:123", "124:127");                                       \
-        CLEAR((c)[2][0], "128:143", "128:131", "132:135", "136:139", "140:143");                                       \
-        CLEAR((c)[2][1], "144:159", "144:147", "148:151", "152:155", "156:159");                                       \
-        CLEAR((c)[2][2], "160:175", "160:163", "164:167", "168:171", "172:175");                                       \
-        CLEAR((c)[2][3], "176:191", "176:179", "180:183", "184:187", "188:191");                                       \
-        CLEAR((c)[3][0], "192:207", "192:195", "196:199", "200:203", "204:207");                                       \
-        CLEAR((c)[3][1], "208:223", "208:211", "212:215", "216:219", "220:223");                                       \
-        CLEAR((c)[3][2], "224:239", "224:227", "228:231", "232:235", "236:239");                                       \
-        CLEAR((c)[3][3], "240:255", "240:243", "244:247", "248:251", "252:255");                                       \
-    } while (0)
-
-// multiply_tile for 256x256 tiles with plain output, for the block's own tile and then for what the XCD's counter hands
-// out. The fills of a tile's last turn are the next one's first two steps, and its scales are loaded in that turn; the
-// stores then leave LDS alone. Tiles of less than a body, and those after them, start as in multiply_tile.
-INLINE void multiply_tiles(const struct mx_gfx950_plan *plan, const CONSTANT struct mx_gfx950_tile *tiles,
-                           int32_t stride, int64_t stride_out, struct output to) {
-    const struct shape shape = {2, 2, false, MX_GFX950_LANE_SCALES};
-    const uint32_t lane = thread_id() & 63, wave = uniform(thread_id() >> 6), wm = wave >> 1, wn = wave & 1;
-    const int a_bytes = 4 * TILE_BUFFER_BYTES;
-    uint32_t fill_lds = wave * (ROW_BLOCK * STEP);
-    const uint32_t chunk = (lane & 7) ^ lane >> 3, block_end = (chunk / 2 + 1) * MX_BLOCK;
-    const uint32_t fill_row = (lane >> 5) * 8 + (lane >> 3 & 3);
-    const uint32_t r = lane & 15, group = lane >> 4, swizzle = r & 7;
-    const uint32_t low = r * STEP + ((group ^ swizzle) << 4), high = low ^ 64;
-    const uint32_t a_low = wm * 8192 + low, a_high = wm * 8192 + high;
-    uint32_t b_low = (uint32_t)a_bytes + wn * 8192 + low, b_high = (uint32_t)a_bytes + wn * 8192 + high;
-    asm volatile("" : "+v"(b_low), "+v"(b_high));
-    const uint32_t first_scale_at = lane * MX_GFX950_LANE_SCALES;
-    uint64_t zeros[2] = {}; // two instructions
-    asm volatile("" : "+v"(zeros[0]));
-    asm volatile("" : "+v"(zeros[1]));
-    const u64x2 zero = {zeros[0], zeros[1]};
-
-    // Of a tile of 256x320: STEP_256X256 names them.
-    uint32_t fill_extra_lds = 0, sx = 0;
-    const uint32_t x_low = 0, x_high = 0;
-    const int b_bytes = a_bytes;
-    i32x8 x0, x1;
-    f32x4 cx[4][4];
-    const buffer x_rows = make_buffer(nullptr, 0);
-    (void)x_low, (void)x_high, (void)x0, (void)x1, (void)x_rows, (void)fill_extra_lds, (void)sx;
-
-    GLOBAL int32_t *const counter =
-        (GLOBAL int32_t *)(plan->workspace + plan->counters) + block_id() % MX_GFX950_XCDS * MX_GFX950_COUNTER_WORDS;
-    int32_t number = (int32_t)block_id(), ticket = 0;
-    const CONSTANT struct mx_gfx950_tile *coming;
-    struct mx_gfx950_extent ahead;
-    struct operands next;
-#define SET_OFFSETS(at)                                                                                                \
-    do {                                                                                                               \
-        asm volatile("" : "+s"(position), "+s"(fill_lds));                                                             \
-        uint32_t past_ = __builtin_elementwise_sub_sat(position, last);                                                \
-        asm volatile("" : "+v"(past_));                                                                                \
-        UNROLL for (int i_ = 0; i_ < 4; i_++)(at)[i_] = (past_ << 23) + first_at[i_];                                  \
-    } while (0)
-    for (;;) { // nothing is in flight, and no tile is coming
-        ROLLED while (tiles[number].extent.bodies == 0) {
-            TAKE(ticket);
-            WAIT(0);
-            if (thread_id() == 0)
-                handed_out = ticket;
-            WAIT_ALL_WAVES(0);
-            LEARN();
-            if (number >= plan->blocks)
-                __builtin_amdgcn_endpgm();
-            WAIT_ALL_WAVES(0);
-        }
-        const CONSTANT struct mx_gfx950_tile *tile = tiles + number;
-        const struct mx_gfx950_extent extent = tile->extent;
-        TAKE(ticket);
-        KEEP_ORDER();
-        struct operands now = load_operands(tile, wave);
-        const bool exists = block_end <= (uint32_t)extent.depth;
-        uint32_t last = exists ? (uint32_t)extent.depth - block_end : UINT32_MAX;
-        uint32_t base = fill_row * (uint32_t)stride + chunk * 16 + MX_GFX950_FILL_BIAS, first_at[4];
-        base = exists ? base : OUTSIDE;
-        UNROLL for (uint32_t i = 0; i < 4; i++) first_at[i] =
-            base + ((i & 1) * 16 + (i >> 1) * 4) * (uint32_t)stride - i * 1024;
-        uint32_t scale_at = first_scale_at;
-        u32x4 sa = __builtin_amdgcn_raw_buffer_load_b128(now.a_scales, scale_at, 0, 0);
-        u32x4 sb = __builtin_amdgcn_raw_buffer_load_b128(now.b_scales, scale_at, 0, 0);
-        if (extent.depth < MX_GFX950_BODY) {
-            ROLLED for (uint32_t done = 0; done < (uint32_t)(a_bytes + b_bytes); done += MX_GFX950_THREADS * 16) {
-                uint32_t place = done + thread_id() * 16;
-                asm volatile("" : "+v"(place)); // not an earlier place and a larger offset: LDS addresses do not wrap
-                *(LDS u64x2 *)place = zero;
-            }
-            WAIT_ALL_WAVES(63);
-        }
-        uint32_t at[4], position = 0; // of the step to fill, from the group's start
-        FILL_ALL(a00, now.a_half0, first_at);
-        FILL_ALL(b00, now.b_half0, first_at);
-        FILL_ALL(b10, now.b_half1, first_at);
-        FILL_ALL(a10, now.a_half1, first_at);
-        position += STEP;
-        SET_OFFSETS(at);
-        FILL_ALL(a01, now.a_half0, at);
-        FILL_ALL(b01, now.b_half0, at);
-        FILL_ALL(b11, now.b_half1, at);
-        FILL_ALL(a11, now.a_half1, at);
-        KEEP_ORDER();
-        f32x4 c[4][4][4];
-        CLEAR_ALL(c);
-        WAIT_ALL_WAVES(24);
-        if (thread_id() == 0)
-            handed_out = ticket;
-        i32x8 a0[4], a1[4], b0[4], b1[4];
-        UNROLL for (int t = 0; t < 4; t++) {
-            READ_A(a0, a00, t);
-            READ_B(b0, b00, t);
-        }
-        WAIT_ALL_WAVES(16);
-        LEARN();
-
-        int32_t turns = extent.bodies;
-        for (;;) {
-#define TURN() do { \
-            const buffer a_half0 = now.a_half0, a_half1 = now.a_half1, b_half0 = now.b_half0, b_half1 = now.b_half1; \
-            scale_at += 64 * MX_GFX950_LANE_SCALES; \
-            asm volatile("" : "+v"(scale_at));  \
-            u32x4 next_sa = __builtin_amdgcn_raw_buffer_load_b128(now.a_scales, scale_at, 0, 0); \
-            u32x4 next_sb = __builtin_amdgcn_raw_buffer_load_b128(now.b_scales, scale_at, 0, 0); \
-            KEEP_ORDER(); \
-            STEP_256X256(0, a00, a10, b00, b10, x00, x10, a01, b01, x01, sa.x, sa.y, sb.x, sb.y); \
-            STEP_256X256(1, a01, a11, b01, b11, x01, x11, a00, b00, x00, sa.z, sa.w, sb.z, sb.w); \
-            sa = next_sa; \
-            sb = next_sb; \
-        } while (0)
-#pragma clang loop unroll(disable)
-            while (--turns > 0)
-                TURN();
-            const bool overlap = number < plan->blocks && ahead.bodies > 1;
-            if (overlap) {
-                TAKE(ticket);
-                now = next;
-                last = (uint32_t)ahead.depth - block_end;
-                position = (uint32_t)-STEP;
-                scale_at = first_scale_at - 64 * MX_GFX950_LANE_SCALES;
-            }
-            TURN();
-            PIN(c[0]);
-            PIN(c[1]);
-            PIN(c[2]);
-            PIN(c[3]);
-            if (thread_id() == 0)
-                handed_out = ticket;
-            const struct sums sums = {{c[0], c[1], c[2], c[3]}, cx};
-            store_direct(tile, tile->extent, shape, to, stride_out, sums, wave, lane);
-            KEEP_ORDER();
-            if (!overlap) {
-                WAIT_ALL_WAVES(0);
-                if (number >= plan->blocks)
-                    __builtin_amdgcn_endpgm();
-                break;
-            }
-            tile = coming;
-            turns = ahead.bodies;
-            WAIT_ALL_WAVES(63);
-            LEARN();
-            CLEAR_ALL(c);
-            KEEP_ORDER();
-        }
-    }
-#undef SET_OFFSETS
-}
-#undef TAKE
-#undef LEARN
-
-// Those without products first, as they take no accumulators.
 INLINE void run_tiles(const struct mx_gfx950_plan *plan, int64_t stride, int64_t stride_out, struct output to) {
-    const CONSTANT struct mx_gfx950_tile *tiles = (const CONSTANT struct mx_gfx950_tile *)(uintptr_t)plan->workspace;
-    ROLLED for (int32_t i = (int32_t)block_id(); i < plan->blocks; i += plan->grid) {
-        if (tiles[i].extent.bodies == 0)
-            store_zeros(tiles + i, tiles[i].extent, to, stride_out);
-    }
-    multiply_tiles(plan, tiles, (int32_t)stride, stride_out, to);
+    const struct shape shape = {2, 2, false, MX_GFX950_LANE_SCALES};
+    struct queue q = {.tiles = (const CONSTANT struct mx_gfx950_tile *)(uintptr_t)plan->workspace,
+                      .counter = (GLOBAL int32_t *)(plan->workspace + plan->counters) +
+                                 block_id() % MX_GFX950_XCDS * MX_GFX950_COUNTER_WORDS,
+                      .count = plan->blocks,
+                      .number = (int32_t)block_id()};
+    do { // nothing is in flight
+        const CONSTANT struct mx_gfx950_tile *tile = q.tiles + q.number;
+        const struct mx_gfx950_extent extent = tile->extent;
+        ask(&q);
+        KEEP_ORDER();
+        if (extent.bodies) {
+            multiply_tile(tile, extent, shape, (int32_t)stride, stride_out, to, &q);
+        } else {
+            store_zeros(tile, extent, to, stride_out);
+            WAIT_ALL_WAVES(0);
+            hand_out(&q);
+            WAIT_ALL_WAVES(0);
+            learn(&q);
+        }
+    } while (q.number < q.count);
     __builtin_amdgcn_endpgm();
 }
 
-#define DEFINE_ROWS(name, tile_rows, tile_cols, type, add, any)                                                        \
+#define DEFINE_ROWS(name, tile_rows, tile_cols, type, add, any, persistent)                                            \
     KERNEL void name(struct mx_rows_args args, struct mx_gfx950_plan plan) {                                           \
-        if (MX_GFX950_PERSISTENT(tile_rows, tile_cols, type, any) && plan.grid < plan.blocks)                          \
+        if (persistent)                                                                                                \
             run_tiles(&plan, args.k, args.n, (struct output){type, add, any, any});                                    \
         run_tile(&plan, tile_rows, tile_cols, args.k, args.n, (struct output){type, add, any, any});                   \
     }
-#define DEFINE_DEPTH(name, tile_rows, tile_cols, type, add, any)                                                       \
+#define DEFINE_DEPTH(name, tile_rows, tile_cols, type, add, any, persistent)                                           \
     KERNEL void name(struct mx_depth_args args, struct mx_gfx950_plan plan) {                                          \
-        if (MX_GFX950_PERSISTENT(tile_rows, tile_cols, type, any) && plan.grid < plan.blocks)                          \
+        if (persistent)                                                                                                \
             run_tiles(&plan, args.depth, args.k, (struct output){type, add, false, any});                              \
         run_tile(&plan, tile_rows, tile_cols, args.depth, args.k, (struct output){type, add, false, any});             \
     }

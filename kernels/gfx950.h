@@ -41,46 +41,44 @@ enum {
 // any output and bias. The others need rows of whole 8 elements, a 16-byte aligned output and no bias. Tiles of 256x320
 // come with tiles of 256x256 in one kernel, as many of each as cover the columns best (mx_gfx950_wide_tiles).
 #define MX_GFX950_ROWS_KERNELS(X)                                                                                      \
-    X(mx_gemm_rows_gfx950_256x256_bf16, 256, 256, MX_BF16, 0, 0)                                                       \
-    X(mx_gemm_rows_gfx950_256x256_bf16_any, 256, 256, MX_BF16, 0, 1)                                                   \
-    X(mx_gemm_rows_gfx950_256x256_f32, 256, 256, MX_F32, 0, 0)                                                         \
-    X(mx_gemm_rows_gfx950_256x256_f32_any, 256, 256, MX_F32, 0, 1)                                                     \
-    X(mx_gemm_rows_gfx950_128x256_bf16, 128, 256, MX_BF16, 0, 0)                                                       \
-    X(mx_gemm_rows_gfx950_128x256_bf16_any, 128, 256, MX_BF16, 0, 1)                                                   \
-    X(mx_gemm_rows_gfx950_128x256_f32, 128, 256, MX_F32, 0, 0)                                                         \
-    X(mx_gemm_rows_gfx950_128x256_f32_any, 128, 256, MX_F32, 0, 1)                                                     \
-    X(mx_gemm_rows_gfx950_256x128_bf16, 256, 128, MX_BF16, 0, 0)                                                       \
-    X(mx_gemm_rows_gfx950_256x128_bf16_any, 256, 128, MX_BF16, 0, 1)                                                   \
-    X(mx_gemm_rows_gfx950_256x128_f32, 256, 128, MX_F32, 0, 0)                                                         \
-    X(mx_gemm_rows_gfx950_256x128_f32_any, 256, 128, MX_F32, 0, 1)                                                     \
-    X(mx_gemm_rows_gfx950_128x128_bf16, 128, 128, MX_BF16, 0, 0)                                                       \
-    X(mx_gemm_rows_gfx950_128x128_bf16_any, 128, 128, MX_BF16, 0, 1)                                                   \
-    X(mx_gemm_rows_gfx950_128x128_f32, 128, 128, MX_F32, 0, 0)                                                         \
-    X(mx_gemm_rows_gfx950_128x128_f32_any, 128, 128, MX_F32, 0, 1)                                                     \
-    X(mx_gemm_rows_gfx950_256x320_bf16, 256, 320, MX_BF16, 0, 0)                                                       \
-    X(mx_gemm_rows_gfx950_256x320_bf16_any, 256, 320, MX_BF16, 0, 1)                                                   \
-    X(mx_gemm_rows_gfx950_256x320_f32, 256, 320, MX_F32, 0, 0)                                                         \
-    X(mx_gemm_rows_gfx950_256x320_f32_any, 256, 320, MX_F32, 0, 1)
+    X(mx_gemm_rows_gfx950_256x256_bf16, 256, 256, MX_BF16, 0, 0, 0)                                                    \
+    X(mx_gemm_rows_gfx950_256x256_bf16_persistent, 256, 256, MX_BF16, 0, 0, 1)                                         \
+    X(mx_gemm_rows_gfx950_256x256_bf16_any, 256, 256, MX_BF16, 0, 1, 0)                                                \
+    X(mx_gemm_rows_gfx950_256x256_f32, 256, 256, MX_F32, 0, 0, 0)                                                      \
+    X(mx_gemm_rows_gfx950_256x256_f32_any, 256, 256, MX_F32, 0, 1, 0)                                                  \
+    X(mx_gemm_rows_gfx950_128x256_bf16, 128, 256, MX_BF16, 0, 0, 0)                                                    \
+    X(mx_gemm_rows_gfx950_128x256_bf16_any, 128, 256, MX_BF16, 0, 1, 0)                                                \
+    X(mx_gemm_rows_gfx950_128x256_f32, 128, 256, MX_F32, 0, 0, 0)                                                      \
+    X(mx_gemm_rows_gfx950_128x256_f32_any, 128, 256, MX_F32, 0, 1, 0)                                                  \
+    X(mx_gemm_rows_gfx950_256x128_bf16, 256, 128, MX_BF16, 0, 0, 0)                                                    \
+    X(mx_gemm_rows_gfx950_256x128_bf16_any, 256, 128, MX_BF16, 0, 1, 0)                                                \
+    X(mx_gemm_rows_gfx950_256x128_f32, 256, 128, MX_F32, 0, 0, 0)                                                      \
+    X(mx_gemm_rows_gfx950_256x128_f32_any, 256, 128, MX_F32, 0, 1, 0)                                                  \
+    X(mx_gemm_rows_gfx950_128x128_bf16, 128, 128, MX_BF16, 0, 0, 0)                                                    \
+    X(mx_gemm_rows_gfx950_128x128_bf16_any, 128, 128, MX_BF16, 0, 1, 0)                                                \
+    X(mx_gemm_rows_gfx950_128x128_f32, 128, 128, MX_F32, 0, 0, 0)                                                      \
+    X(mx_gemm_rows_gfx950_128x128_f32_any, 128, 128, MX_F32, 0, 1, 0)                                                  \
+    X(mx_gemm_rows_gfx950_256x320_bf16, 256, 320, MX_BF16, 0, 0, 0)                                                    \
+    X(mx_gemm_rows_gfx950_256x320_bf16_any, 256, 320, MX_BF16, 0, 1, 0)                                                \
+    X(mx_gemm_rows_gfx950_256x320_f32, 256, 320, MX_F32, 0, 0, 0)                                                      \
+    X(mx_gemm_rows_gfx950_256x320_f32_any, 256, 320, MX_F32, 0, 1, 0)
 #define MX_GFX950_DEPTH_KERNELS(X)                                                                                     \
-    X(mx_gemm_depth_gfx950_256x256_bf16, 256, 256, MX_BF16, 0, 0)                                                      \
-    X(mx_gemm_depth_gfx950_256x256_bf16_any, 256, 256, MX_BF16, 0, 1)                                                  \
-    X(mx_gemm_depth_gfx950_256x256_f32, 256, 256, MX_F32, 0, 0)                                                        \
-    X(mx_gemm_depth_gfx950_256x256_f32_any, 256, 256, MX_F32, 0, 1)                                                    \
-    X(mx_gemm_depth_gfx950_256x256_add, 256, 256, MX_F32, 1, 1)                                                        \
-    X(mx_gemm_depth_gfx950_128x128_bf16, 128, 128, MX_BF16, 0, 0)                                                      \
-    X(mx_gemm_depth_gfx950_128x128_bf16_any, 128, 128, MX_BF16, 0, 1)                                                  \
-    X(mx_gemm_depth_gfx950_128x128_f32, 128, 128, MX_F32, 0, 0)                                                        \
-    X(mx_gemm_depth_gfx950_128x128_f32_any, 128, 128, MX_F32, 0, 1)                                                    \
-    X(mx_gemm_depth_gfx950_128x128_add, 128, 128, MX_F32, 1, 1)                                                        \
-    X(mx_gemm_depth_gfx950_256x320_bf16, 256, 320, MX_BF16, 0, 0)                                                      \
-    X(mx_gemm_depth_gfx950_256x320_bf16_any, 256, 320, MX_BF16, 0, 1)                                                  \
-    X(mx_gemm_depth_gfx950_256x320_f32, 256, 320, MX_F32, 0, 0)                                                        \
-    X(mx_gemm_depth_gfx950_256x320_f32_any, 256, 320, MX_F32, 0, 1)                                                    \
-    X(mx_gemm_depth_gfx950_256x320_add, 256, 320, MX_F32, 1, 1)
-
-// Whether a kernel's blocks go on with further tiles if there are more than CUs.
-#define MX_GFX950_PERSISTENT(tile_rows, tile_cols, type, any)                                                          \
-    ((tile_rows) == 256 && (tile_cols) == 256 && (type) == MX_BF16 && !(any))
+    X(mx_gemm_depth_gfx950_256x256_bf16, 256, 256, MX_BF16, 0, 0, 0)                                                   \
+    X(mx_gemm_depth_gfx950_256x256_bf16_persistent, 256, 256, MX_BF16, 0, 0, 1)                                        \
+    X(mx_gemm_depth_gfx950_256x256_bf16_any, 256, 256, MX_BF16, 0, 1, 0)                                               \
+    X(mx_gemm_depth_gfx950_256x256_f32, 256, 256, MX_F32, 0, 0, 0)                                                     \
+    X(mx_gemm_depth_gfx950_256x256_f32_any, 256, 256, MX_F32, 0, 1, 0)                                                 \
+    X(mx_gemm_depth_gfx950_256x256_add, 256, 256, MX_F32, 1, 1, 0)                                                     \
+    X(mx_gemm_depth_gfx950_128x128_bf16, 128, 128, MX_BF16, 0, 0, 0)                                                   \
+    X(mx_gemm_depth_gfx950_128x128_bf16_any, 128, 128, MX_BF16, 0, 1, 0)                                               \
+    X(mx_gemm_depth_gfx950_128x128_f32, 128, 128, MX_F32, 0, 0, 0)                                                     \
+    X(mx_gemm_depth_gfx950_128x128_f32_any, 128, 128, MX_F32, 0, 1, 0)                                                 \
+    X(mx_gemm_depth_gfx950_128x128_add, 128, 128, MX_F32, 1, 1, 0)                                                     \
+    X(mx_gemm_depth_gfx950_256x320_bf16, 256, 320, MX_BF16, 0, 0, 0)                                                   \
+    X(mx_gemm_depth_gfx950_256x320_bf16_any, 256, 320, MX_BF16, 0, 1, 0)                                               \
+    X(mx_gemm_depth_gfx950_256x320_f32, 256, 320, MX_F32, 0, 0, 0)                                                     \
+    X(mx_gemm_depth_gfx950_256x320_f32_any, 256, 320, MX_F32, 0, 1, 0)                                                 \
+    X(mx_gemm_depth_gfx950_256x320_add, 256, 320, MX_F32, 1, 1, 0)
 
 // A buffer resource, as the hardware takes it: 48 bits of address, size in bytes, type.
 struct mx_gfx950_buffer {
@@ -184,9 +182,10 @@ static inline struct mx_gfx950_plan mx_gfx950_plan_depth(const struct mx_depth_a
 
 // One line of a kernel table.
 struct mx_gfx950_kernel {
-    int32_t tile_rows, tile_cols, type, add, any;
+    int32_t tile_rows, tile_cols, type, add, any, persistent;
 };
-#define MX_GFX950_KERNEL_LINE(name, tile_rows, tile_cols, type, add, any) {tile_rows, tile_cols, type, add, any},
+#define MX_GFX950_KERNEL_LINE(name, tile_rows, tile_cols, type, add, any, persistent)                                  \
+    {tile_rows, tile_cols, type, add, any, persistent},
 
 static inline int mx_gfx950_needs_any(int64_t cols, const void *out) { return cols % 8 != 0 || ((uintptr_t)out & 15); }
 
