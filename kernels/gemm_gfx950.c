@@ -570,8 +570,8 @@ INLINE void load_rows(struct operands *in, const CONSTANT struct mx_gfx950_tile 
     in->b_half0 = load_buffer(&rows[2]), in->b_half1 = load_buffer(&rows[3]), in->x_rows = load_buffer(&rows[4]);
 }
 
-INLINE void load_scales(struct operands *in, const CONSTANT struct mx_gfx950_tile *tile, uint32_t wave) {
-    in->a_scales = load_buffer(&tile->scale[0][wave >> 1]), in->b_scales = load_buffer(&tile->scale[1][wave & 1]);
+INLINE void load_scales(struct operands *in, const CONSTANT struct mx_gfx950_tile *tile, uint32_t wm, uint32_t wn) {
+    in->a_scales = load_buffer(&tile->scale[0][wm]), in->b_scales = load_buffer(&tile->scale[1][wn]);
 }
 
 // What a persistent block knows of its next tile. Only thread 0 asks the XCD's counter for a tile, and hands the answer
@@ -695,7 +695,7 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
     UNROLL for (uint32_t i = 0; i < 4; i++) first_at[i] =
         base + ((i & 1) * 16 + (i >> 1) * 4) * (uint32_t)stride - i * 1024;
 
-    load_scales(&in, tile, wave);
+    load_scales(&in, tile, wm, wn);
     uint32_t a_scale_at = lane * MX_GFX950_LANE_SCALES, b_scale_at = lane * (uint32_t)shape.b_lane_scales;
     u32x4 sa = __builtin_amdgcn_raw_buffer_load_b128(in.a_scales, a_scale_at, 0, 0);
     u32x4 sb = __builtin_amdgcn_raw_buffer_load_b128(in.b_scales, b_scale_at, 0, 0);
@@ -716,6 +716,7 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
         WAIT_ALL_WAVES(63);
     }
     uint32_t at[4], position = 0; // of the step to fill, from the group's start
+    int32_t turns = extent.bodies;
     FILL_ALL(a00, in.a_half0, first_at);
     FILL_ALL(b00, in.b_half0, first_at);
     if (shape.extra)
@@ -781,7 +782,7 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
         WAIT_ALL_WAVES(8);
 
     const struct sums sums = {{c[0], c[1], c[2], c[3]}, cx};
-    int32_t turns = extent.bodies;
+
     if (!q) {
         ROLLED do {
             NEXT_SCALES();
@@ -810,7 +811,7 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
     for (;;) {
         learn(q);
         load_rows(&next, q->next, wave);
-        load_scales(&next, q->next, wave);
+        load_scales(&next, q->next, wm, wn);
 
         ROLLED while (--turns > 0) {
             NEXT_SCALES();
