@@ -27,10 +27,12 @@ ZIG = [sys.executable, "-m", "ziglang"]
 HOST = """
 #include "gfx950.h"
 #define EXPORT __attribute__((visibility("default")))
-EXPORT void plan_rows(const struct mx_rows_args *a, int rows, int cols, struct mx_gfx950_plan *to)
-{ *to = mx_gfx950_plan_rows(a, 0, rows, cols); }
-EXPORT void plan_depth(const struct mx_depth_args *a, int rows, int cols, struct mx_gfx950_plan *to)
-{ *to = mx_gfx950_plan_depth(a, 0, rows, cols); }
+static const struct mx_gfx950_kernel rows_lines[] = {MX_GFX950_ROWS_KERNELS(MX_GFX950_KERNEL_LINE)};
+static const struct mx_gfx950_kernel depth_lines[] = {MX_GFX950_DEPTH_KERNELS(MX_GFX950_KERNEL_LINE)};
+EXPORT void plan_rows(const struct mx_rows_args *a, int kernel, struct mx_gfx950_plan *to)
+{ *to = mx_gfx950_plan_rows(a, 0, rows_lines + kernel); }
+EXPORT void plan_depth(const struct mx_depth_args *a, int kernel, struct mx_gfx950_plan *to)
+{ *to = mx_gfx950_plan_depth(a, 0, depth_lines + kernel); }
 #define NAME(name, ...) #name,
 EXPORT const char *rows_kernels[] = {MX_GFX950_ROWS_KERNELS(NAME) 0};
 EXPORT const char *depth_kernels[] = {MX_GFX950_DEPTH_KERNELS(NAME) 0};
@@ -64,7 +66,7 @@ class Plan(ctypes.Structure):
         + [
             (n, ctypes.c_int32)
             for n in ("tile_rows", "tile_cols", "wide_tiles", "b_lane_scales", "row_tiles", "col_tiles", "a_chunks",
-                      "b_chunks", "blocks", "prepare_blocks", "grid")
+                      "b_chunks", "tiles", "blocks", "prepare_blocks")
         ]
     )  # fmt: skip
 
@@ -195,7 +197,7 @@ def run_tile(name: str, bodies: int) -> tuple[ctypes.c_void_p, dict[str, int]]:
     else:
         args = Depth(a, a_scale, b, b_scale, offs, out, rows, cols, depth, 1, wide, "add" in name, 0)
     plan = Plan()
-    getattr(_host(), f"plan_{op}")(ctypes.byref(args), rows, cols, ctypes.byref(plan))
+    getattr(_host(), f"plan_{op}")(ctypes.byref(args), kernel_names(op).index(name), ctypes.byref(plan))
     plan.workspace = _buffer(np.zeros(plan.bytes, np.uint8))
     _launch(_function(_image("prepare_gfx950"), f"mx_prepare_{op}_gfx950"), plan.prepare_blocks, args, plan)
     function = _function(_image("gemm_gfx950"), name)

@@ -64,12 +64,12 @@ static struct mx_gpu *gpu_of(const struct mx_exec *exec) { return exec->device <
 
 static struct mx_gfx950_plan plan_rows(const struct mx_rows_args *args, void *workspace) {
     const struct mx_gfx950_kernel *kernel = &rows_kernels[mx_gfx950_choose_rows(args)];
-    return mx_gfx950_plan_rows(args, workspace, kernel->tile_rows, kernel->tile_cols);
+    return mx_gfx950_plan_rows(args, workspace, kernel);
 }
 
 static struct mx_gfx950_plan plan_depth(const struct mx_depth_args *args, void *workspace) {
     const struct mx_gfx950_kernel *kernel = &depth_kernels[mx_gfx950_choose_depth(args)];
-    return mx_gfx950_plan_depth(args, workspace, kernel->tile_rows, kernel->tile_cols);
+    return mx_gfx950_plan_depth(args, workspace, kernel);
 }
 
 // Limits of the kernels: `tokens` is the axis that offs cut, `depth` the contraction's stride.
@@ -85,12 +85,11 @@ static int check_fits(int64_t tokens, int64_t depth, int64_t cols, struct mx_err
     return 0;
 }
 
-static int run_gemm(int prepare, int kernel, int persistent, void *args, struct mx_gfx950_plan *plan,
-                    const struct mx_gpu_span *spans, int32_t span_count, const struct mx_exec *exec,
-                    struct mx_error *error) {
+static int run_gemm(int prepare, int kernel, void *args, struct mx_gfx950_plan *plan, const struct mx_gpu_span *spans,
+                    int32_t span_count, const struct mx_exec *exec, struct mx_error *error) {
     const struct mx_gpu_launch launches[] = {
         {prepare, MX_GFX950_THREADS, {(uint32_t)plan->prepare_blocks, 1, 1}},
-        {kernel, MX_GFX950_THREADS, {(uint32_t)(persistent ? plan->grid : plan->blocks), 1, 1}},
+        {kernel, MX_GFX950_THREADS, {(uint32_t)plan->blocks, 1, 1}},
     };
     const struct mx_gpu_call call = {
         .launches = launches,
@@ -102,12 +101,7 @@ static int run_gemm(int prepare, int kernel, int persistent, void *args, struct 
     return plan->blocks ? mx_gpu_run(gpu_of(exec), &call, exec, error) : 0;
 }
 
-static int is_persistent(const struct mx_gfx950_kernel *kernel) {
-    return MX_GFX950_PERSISTENT(kernel->tile_rows, kernel->tile_cols, kernel->type, kernel->any);
-}
-
 static int gemm_rows(const struct mx_rows_args *args, const struct mx_exec *exec, struct mx_error *error) {
-    const int kernel = mx_gfx950_choose_rows(args);
     struct mx_rows_args copy = *args;
     struct mx_gfx950_plan plan = plan_rows(args, exec->workspace);
     const int64_t a = args->m * args->k, b = args->groups * args->n * args->k;
@@ -122,12 +116,11 @@ static int gemm_rows(const struct mx_rows_args *args, const struct mx_exec *exec
         mx_gpu_writes(exec->workspace, plan.bytes),
     };
     return check_fits(args->m, args->k, args->n, error) ||
-           run_gemm(MX_GPU_PREPARE_ROWS, GEMM_ROWS + kernel, is_persistent(&rows_kernels[kernel]), &copy, &plan, spans,
-                    MX_LENGTH(spans), exec, error);
+           run_gemm(MX_GPU_PREPARE_ROWS, GEMM_ROWS + mx_gfx950_choose_rows(args), &copy, &plan, spans, MX_LENGTH(spans),
+                    exec, error);
 }
 
 static int gemm_depth(const struct mx_depth_args *args, const struct mx_exec *exec, struct mx_error *error) {
-    const int kernel = mx_gfx950_choose_depth(args);
     struct mx_depth_args copy = *args;
     struct mx_gfx950_plan plan = plan_depth(args, exec->workspace);
     const int64_t a = args->n * args->depth, b = args->k * args->depth;
@@ -141,8 +134,8 @@ static int gemm_depth(const struct mx_depth_args *args, const struct mx_exec *ex
         mx_gpu_writes(exec->workspace, plan.bytes),
     };
     return check_fits(args->depth, args->depth, args->k, error) ||
-           run_gemm(MX_GPU_PREPARE_DEPTH, GEMM_DEPTH + kernel, is_persistent(&depth_kernels[kernel]), &copy, &plan,
-                    spans, MX_LENGTH(spans), exec, error);
+           run_gemm(MX_GPU_PREPARE_DEPTH, GEMM_DEPTH + mx_gfx950_choose_depth(args), &copy, &plan, spans,
+                    MX_LENGTH(spans), exec, error);
 }
 
 static int64_t rows_workspace(const struct mx_rows_args *args, const struct mx_exec *) {

@@ -878,7 +878,7 @@ INLINE void run_tiles(const struct mx_gfx950_plan *plan, int64_t stride, int64_t
     struct queue q = {.tiles = (const CONSTANT struct mx_gfx950_tile *)(uintptr_t)plan->workspace,
                       .counter = (GLOBAL int32_t *)(plan->workspace + plan->counters) +
                                  block_id() % MX_GFX950_XCDS * MX_GFX950_COUNTER_WORDS,
-                      .count = plan->blocks,
+                      .count = plan->tiles,
                       .number = (int32_t)block_id()};
     do { // nothing is in flight
         const CONSTANT struct mx_gfx950_tile *tile = q.tiles + q.number;

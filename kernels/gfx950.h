@@ -2,14 +2,15 @@
 //
 // A GEMM call is two launches on one stream, each of blocks of MX_GFX950_THREADS threads, no dynamic LDS:
 //   mx_prepare_<op>_gfx950  (struct mx_<op>_args, struct mx_gfx950_plan)   grid: plan.prepare_blocks
-//   a line of MX_GFX950_<OP>_KERNELS  (the same two arguments)            grid: plan.blocks, or plan.grid if persistent
+//   a line of MX_GFX950_<OP>_KERNELS  (the same two arguments)            grid: plan.blocks
 // The plan comes from sizes alone (mx_gfx950_plan_rows, mx_gfx950_plan_depth), so the host never reads a device value.
 // prepare fills the whole of what the GEMM reads of the workspace; nothing in it survives from call to call.
 //
 // The workspace, plan.bytes long, 64-byte aligned:
-//   tiles    [blocks] struct mx_gfx950_tile: what each block of the GEMM does. Blocks that have nothing to do exit.
-//   counters [XCDS][16] int32_t, the first of 16: of persistent kernels, the next of the XCD's tiles that no block has
-//            taken. The blocks start with the first `grid` tiles
+//   tiles    [tiles] struct mx_gfx950_tile: what the blocks of the GEMM do, one each. A persistent kernel's blocks do
+//   the
+//            first ones and then those of their XCD that no other block has taken. Tiles may have nothing to do
+//   counters [XCDS][COUNTER_WORDS] int32_t, the first of each XCD: its next tile, that tile's number divided by XCDS
 //   a_scale  [A row blocks][2 wave rows][bodies][64 lanes][16 bytes]
 //   b_scale  [B row blocks][2 wave rows][bodies][64 lanes][16 bytes, or 20 for kernels with tiles of 320 columns]
 // A body is MX_GFX950_BODY = 256 elements of the contraction: two 128-element steps, what the main loop does in one
@@ -38,8 +39,10 @@ enum {
 };
 
 // Every GEMM kernel: name, rows and columns of its tile, output type, whether it adds to the output, whether it takes
-// any output and bias. The others need rows of whole 8 elements, a 16-byte aligned output and no bias. Tiles of 256x320
-// come with tiles of 256x256 in one kernel, as many of each as cover the columns best (mx_gfx950_wide_tiles).
+// any output and bias, whether it is persistent: a block goes on with further tiles, whose first fills overlap a tile's
+// stores. Those that do not take any output need rows of whole 8 elements, a 16-byte aligned output and no bias. Tiles
+// of 256x320 come with tiles of 256x256 in one kernel, as many of each as cover the columns best
+// (mx_gfx950_wide_tiles).
 #define MX_GFX950_ROWS_KERNELS(X)                                                                                      \
     X(mx_gemm_rows_gfx950_256x256_bf16, 256, 256, MX_BF16, 0, 0, 0)                                                    \
     X(mx_gemm_rows_gfx950_256x256_bf16_persistent, 256, 256, MX_BF16, 0, 0, 1)                                         \
@@ -80,6 +83,13 @@ enum {
     X(mx_gemm_depth_gfx950_256x320_f32_any, 256, 320, MX_F32, 0, 1, 0)                                                 \
     X(mx_gemm_depth_gfx950_256x320_add, 256, 320, MX_F32, 1, 1, 0)
 
+// One line of a kernel table.
+struct mx_gfx950_kernel {
+    int32_t tile_rows, tile_cols, type, add, any, persistent;
+};
+#define MX_GFX950_KERNEL_LINE(name, tile_rows, tile_cols, type, add, any, persistent)                                  \
+    {tile_rows, tile_cols, type, add, any, persistent},
+
 // A buffer resource, as the hardware takes it: 48 bits of address, size in bytes, type.
 struct mx_gfx950_buffer {
     uint32_t word[4];
@@ -111,8 +121,8 @@ struct mx_gfx950_plan {
     int32_t b_lane_scales;                     // bytes
     int32_t row_tiles, col_tiles;              // depth: of one group. rows: row_tiles is the most that any offs make
     int32_t a_chunks, b_chunks;                // blocks of prepare that shuffle A's and B's scales
-    int32_t blocks, prepare_blocks; // grids; blocks: of kernels that are not persistent, and the number of tiles
-    int32_t grid;                   // of the others
+    int32_t tiles;                             // in the workspace
+    int32_t blocks, prepare_blocks;            // grids
 };
 
 static inline int64_t mx_gfx950_div_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
@@ -141,51 +151,45 @@ static inline void mx_gfx950_plan_cols(struct mx_gfx950_plan *plan, int64_t cols
                       (int32_t)mx_gfx950_div_up(mx_gfx950_max(cols - 320ll * plan->wide_tiles, 0), plan->tile_cols);
 }
 
-static inline void mx_gfx950_finish_plan(struct mx_gfx950_plan *plan, int64_t tiles, int64_t a_blocks,
-                                         int64_t b_blocks) {
+static inline void mx_gfx950_finish_plan(struct mx_gfx950_plan *plan, const struct mx_gfx950_kernel *kernel,
+                                         int64_t tiles, int64_t a_blocks, int64_t b_blocks) {
     const int64_t row = 2 * plan->bodies * 64; // lanes
     const int64_t chunks = mx_gfx950_div_up(plan->bodies, MX_GFX950_BODIES_PER_BLOCK);
-    plan->blocks = (int32_t)mx_round_up(tiles, (int64_t)4 * MX_GFX950_XCDS);
-    plan->grid = (int32_t)mx_gfx950_min(plan->blocks, MX_GFX950_CUS);
-    plan->counters = plan->blocks * (int64_t)sizeof(struct mx_gfx950_tile);
+    plan->tiles = (int32_t)mx_round_up(tiles, (int64_t)4 * MX_GFX950_XCDS);
+    plan->blocks = kernel->persistent ? (int32_t)mx_gfx950_min(plan->tiles, MX_GFX950_CUS) : plan->tiles;
+    plan->counters = plan->tiles * (int64_t)sizeof(struct mx_gfx950_tile);
     plan->a_scale = plan->counters + 4 * MX_GFX950_XCDS * MX_GFX950_COUNTER_WORDS;
     plan->b_scale = plan->a_scale + a_blocks * row * MX_GFX950_LANE_SCALES;
     plan->bytes = plan->b_scale + b_blocks * row * plan->b_lane_scales;
     plan->a_chunks = (int32_t)(a_blocks * chunks);
     plan->b_chunks = (int32_t)(b_blocks * chunks);
     plan->prepare_blocks =
-        (int32_t)mx_gfx950_div_up(plan->blocks, MX_GFX950_TILES_PER_BLOCK) + plan->a_chunks + plan->b_chunks;
+        (int32_t)mx_gfx950_div_up(plan->tiles, MX_GFX950_TILES_PER_BLOCK) + plan->a_chunks + plan->b_chunks;
 }
 
 // out[r] = a[r] . b[g]^T: row tiles begin at each group's first row; the rows past the last group are a group as well.
 static inline struct mx_gfx950_plan mx_gfx950_plan_rows(const struct mx_rows_args *args, void *workspace,
-                                                        int32_t tile_rows, int32_t tile_cols) {
-    struct mx_gfx950_plan plan = {.workspace = (uint8_t *)workspace, .tile_rows = tile_rows};
-    mx_gfx950_plan_cols(&plan, args->n, tile_cols);
-    plan.row_tiles = (int32_t)((args->m + (tile_rows - 1) * (args->groups + 1)) / tile_rows);
+                                                        const struct mx_gfx950_kernel *kernel) {
+    struct mx_gfx950_plan plan = {.workspace = (uint8_t *)workspace, .tile_rows = kernel->tile_rows};
+    mx_gfx950_plan_cols(&plan, args->n, kernel->tile_cols);
+    plan.row_tiles = (int32_t)((args->m + (kernel->tile_rows - 1) * (args->groups + 1)) / kernel->tile_rows);
     plan.bodies = args->k ? mx_gfx950_div_up(args->k, MX_GFX950_BODY) : 1;
-    mx_gfx950_finish_plan(&plan, (int64_t)plan.row_tiles * plan.col_tiles, plan.row_tiles,
+    mx_gfx950_finish_plan(&plan, kernel, (int64_t)plan.row_tiles * plan.col_tiles, plan.row_tiles,
                           args->groups * plan.col_tiles);
     return plan;
 }
 
 // out[g] (+)= a[:, group g] . b[:, group g]^T: a scale row has the bodies of all groups, each group's own.
 static inline struct mx_gfx950_plan mx_gfx950_plan_depth(const struct mx_depth_args *args, void *workspace,
-                                                         int32_t tile_rows, int32_t tile_cols) {
-    struct mx_gfx950_plan plan = {.workspace = (uint8_t *)workspace, .tile_rows = tile_rows};
-    mx_gfx950_plan_cols(&plan, args->k, tile_cols);
-    plan.row_tiles = (int32_t)mx_gfx950_div_up(args->n, tile_rows);
+                                                         const struct mx_gfx950_kernel *kernel) {
+    struct mx_gfx950_plan plan = {.workspace = (uint8_t *)workspace, .tile_rows = kernel->tile_rows};
+    mx_gfx950_plan_cols(&plan, args->k, kernel->tile_cols);
+    plan.row_tiles = (int32_t)mx_gfx950_div_up(args->n, kernel->tile_rows);
     plan.bodies = (args->depth + (MX_GFX950_BODY - MX_BLOCK) * args->groups) / MX_GFX950_BODY;
-    mx_gfx950_finish_plan(&plan, args->groups * plan.row_tiles * plan.col_tiles, plan.row_tiles, plan.col_tiles);
+    mx_gfx950_finish_plan(&plan, kernel, args->groups * plan.row_tiles * plan.col_tiles, plan.row_tiles,
+                          plan.col_tiles);
     return plan;
 }
-
-// One line of a kernel table.
-struct mx_gfx950_kernel {
-    int32_t tile_rows, tile_cols, type, add, any, persistent;
-};
-#define MX_GFX950_KERNEL_LINE(name, tile_rows, tile_cols, type, add, any, persistent)                                  \
-    {tile_rows, tile_cols, type, add, any, persistent},
 
 static inline int mx_gfx950_needs_any(int64_t cols, const void *out) { return cols % 8 != 0 || ((uintptr_t)out & 15); }
 

@@ -241,7 +241,7 @@ INLINE void shuffle_depth(struct chunk c, const GLOBAL uint8_t *src, int64_t row
 INLINE void set_counters(const struct mx_gfx950_plan *plan) {
     if (block_id() == 0 && thread_id() < MX_GFX950_XCDS)
         ((GLOBAL int32_t *)(plan->workspace + plan->counters))[thread_id() * MX_GFX950_COUNTER_WORDS] =
-            plan->grid / MX_GFX950_XCDS;
+            plan->blocks / MX_GFX950_XCDS;
 }
 
 // The tile that a block of the GEMM does: neighbours go to one XCD.
@@ -320,7 +320,7 @@ KERNEL void mx_prepare_rows_gfx950(struct mx_rows_args args, struct mx_gfx950_pl
         const int32_t first_row = first / band * 2;
         const int32_t last_row = (first + MX_GFX950_TILES_PER_BLOCK - 1) / band * 2 + 1;
         find_units(walk, first_row, last_row + 1 - first_row);
-        ROLLED for (int32_t i = first + (int32_t)thread_id(); i < first + MX_GFX950_TILES_PER_BLOCK && i < plan.blocks;
+        ROLLED for (int32_t i = first + (int32_t)thread_id(); i < first + MX_GFX950_TILES_PER_BLOCK && i < plan.tiles;
                     i += THREADS) {
             const int64_t at = tile_of_block(i);
             struct mx_gfx950_tile tile = {};
@@ -375,7 +375,7 @@ KERNEL void mx_prepare_depth_gfx950(struct mx_depth_args args, struct mx_gfx950_
         const int32_t first = block * MX_GFX950_TILES_PER_BLOCK, per_group = plan.row_tiles * plan.col_tiles;
         const int32_t first_group = first / per_group;
         find_groups(walk, first_group, MX_GFX950_TILES_PER_BLOCK + 1);
-        ROLLED for (int32_t i = first + (int32_t)thread_id(); i < first + MX_GFX950_TILES_PER_BLOCK && i < plan.blocks;
+        ROLLED for (int32_t i = first + (int32_t)thread_id(); i < first + MX_GFX950_TILES_PER_BLOCK && i < plan.tiles;
                     i += THREADS) {
             const int64_t at = tile_of_block(i);
             struct mx_gfx950_tile tile = {};
