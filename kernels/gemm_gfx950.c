@@ -580,7 +580,7 @@ struct queue {
     const CONSTANT struct mx_gfx950_tile *tiles, *next;
     GLOBAL int32_t *counter;
     int32_t count;              // of tiles
-    int32_t answer;             // thread 0: the tile after the next, divided by XCDS
+    int32_t answer;             // of thread 0: number of the tile after the next
     int32_t number;             // of the next tile; none if it is not below `count`
     struct mx_gfx950_extent of; // the next tile's
 };
@@ -590,7 +590,8 @@ INLINE void ask(struct queue *q) {
     if (thread_id() == 0) {
         uint32_t zero = 0;
         asm volatile("" : "+v"(zero)); // else the compiler adds up over lanes first
-        q->answer = __scoped_atomic_fetch_add(q->counter + zero, 1, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+        GLOBAL int32_t *counter = (GLOBAL int32_t *)((GLOBAL char *)q->counter + zero);
+        q->answer = __scoped_atomic_fetch_add(counter, MX_GFX950_XCDS, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
     }
 }
 
@@ -601,7 +602,7 @@ INLINE void hand_out(const struct queue *q) {
 }
 
 INLINE void learn(struct queue *q) {
-    q->number = (int32_t)(block_id() % MX_GFX950_XCDS) + MX_GFX950_XCDS * (int32_t)uniform((uint32_t)handed_out);
+    q->number = (int32_t)uniform((uint32_t)handed_out);
     q->next = q->tiles + (q->number < q->count ? q->number : q->count - 1);
     q->of = q->next->extent;
 }
@@ -835,7 +836,10 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
         PIN(c[3]);
         if (goes_on)
             hand_out(q);
-        store_direct(tile, extent, shape, to, stride_out, sums, wave, lane);
+        uint32_t out_lane = lane, out_wave = wave;
+        int32_t out_stride = (int32_t)stride_out;
+        asm volatile("" : "+v"(out_lane), "+s"(out_wave), "+s"(out_stride)); // not before the first tile
+        store_direct(tile, extent, shape, to, out_stride, sums, out_wave, out_lane);
         KEEP_ORDER();
         if (!goes_on) {
             WAIT_ALL_WAVES(0);

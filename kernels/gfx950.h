@@ -10,7 +10,7 @@
 //   tiles    [tiles] struct mx_gfx950_tile: what the blocks of the GEMM do, one each. A persistent kernel's blocks do
 //   the
 //            first ones and then those of their XCD that no other block has taken. Tiles may have nothing to do
-//   counters [XCDS][COUNTER_WORDS] int32_t, the first of each XCD: its next tile, that tile's number divided by XCDS
+//   counters [XCDS][COUNTER_WORDS] int32_t, the first of each XCD: number of its next tile
 //   a_scale  [A row blocks][2 wave rows][bodies][64 lanes][16 bytes]
 //   b_scale  [B row blocks][2 wave rows][bodies][64 lanes][16 bytes, or 20 for kernels with tiles of 320 columns]
 // A body is MX_GFX950_BODY = 256 elements of the contraction: two 128-element steps, what the main loop does in one

@@ -241,7 +241,7 @@ INLINE void shuffle_depth(struct chunk c, const GLOBAL uint8_t *src, int64_t row
 INLINE void set_counters(const struct mx_gfx950_plan *plan) {
     if (block_id() == 0 && thread_id() < MX_GFX950_XCDS)
         ((GLOBAL int32_t *)(plan->workspace + plan->counters))[thread_id() * MX_GFX950_COUNTER_WORDS] =
-            plan->blocks / MX_GFX950_XCDS;
+            plan->blocks + (int32_t)thread_id();
 }
 
 // The tile that a block of the GEMM does: neighbours go to one XCD.

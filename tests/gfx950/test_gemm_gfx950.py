@@ -43,10 +43,10 @@ def rows_case(lengths, n, k, tail=0, kind="finite", seed=1):
     return a, b, offs_of(lengths)
 
 
-def check_rows(lengths, n, k, tail=0, dtype=BF16, bias=False, kind="finite", shift=0, **how):
+def check_rows(lengths, n, k, tail=0, dtype=BF16, bias=False, kind="finite", shift=0, tile=None, **how):
     a, b, offs = rows_case(lengths, n, k, tail, kind)
     b_bias = torch.randn(len(lengths), n, generator=torch.Generator().manual_seed(3)) * 100 if bias else None
-    got = gemm_rows(a, b, offs, dtype, b_bias, shift=shift, **how)
+    got = gemm_rows(a, b, offs, dtype, b_bias, shift=shift, tile=tile, **how)
     used = sum(lengths)
     live = Operand(a.data[:used], a.scale[:used])
     exact = ref.grouped_rows(*live, *b, offs, b_bias)
@@ -75,11 +75,11 @@ def plain_case(blocks, n, k, tail=0, kind="finite", seed=1):
     return a, b, offs_of(lengths)
 
 
-def check_depth(case, n, k, dtype=BF16, add=False, plain=False, shift=0, **how):
+def check_depth(case, n, k, dtype=BF16, add=False, plain=False, shift=0, tile=None, **how):
     a, b, offs = case
     groups = len(offs)
     start = torch.randn(groups, n, k, generator=torch.Generator().manual_seed(3)) * 1000 if add else None
-    got = gemm_depth(a, b, offs, dtype, start, plain, shift=shift, **how)
+    got = gemm_depth(a, b, offs, dtype, start, plain, shift=shift, tile=tile, **how)
     exact = ref.grouped_depth(*a, *b, offs, plain=plain, add=start)
     ref.assert_close(got, exact)
     for group, (begin, end) in enumerate(ref.bounds(offs)):
