@@ -578,7 +578,7 @@ INLINE void load_scales(struct operands *in, const CONSTANT struct mx_gfx950_til
 // to the others through LDS.
 struct queue {
     const CONSTANT struct mx_gfx950_tile *tiles, *next;
-    GLOBAL int32_t *counter;
+    GLOBAL char *counters;
     int32_t count;              // of tiles
     int32_t answer;             // of thread 0: number of the tile after the next
     int32_t number;             // of the next tile; none if it is not below `count`
@@ -588,9 +588,9 @@ static LDS int32_t handed_out __attribute__((loader_uninitialized));
 
 INLINE void ask(struct queue *q) {
     if (thread_id() == 0) {
-        uint32_t zero = 0;
-        asm volatile("" : "+v"(zero)); // else the compiler adds up over lanes first
-        GLOBAL int32_t *counter = (GLOBAL int32_t *)((GLOBAL char *)q->counter + zero);
+        uint32_t at = block_id() % MX_GFX950_XCDS * MX_GFX950_COUNTER_BYTES;
+        asm volatile("" : "+v"(at)); // else the compiler adds up over lanes first
+        GLOBAL int32_t *counter = (GLOBAL int32_t *)(q->counters + at);
         q->answer = __scoped_atomic_fetch_add(counter, MX_GFX950_XCDS, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
     }
 }
@@ -644,10 +644,11 @@ INLINE void learn(struct queue *q) {
     } while (0)
 
 // The two steps of a body; a_scale_at and b_scale_at are where the next body's scales are.
+#define B_SCALE_AT (shape.b_lane_scales == MX_GFX950_LANE_SCALES ? a_scale_at : b_scale_at)
 #define TURN()                                                                                                         \
     do {                                                                                                               \
         u32x4 next_sa = __builtin_amdgcn_raw_buffer_load_b128(in.a_scales, a_scale_at, 0, 0);                          \
-        u32x4 next_sb = __builtin_amdgcn_raw_buffer_load_b128(in.b_scales, b_scale_at, 0, 0);                          \
+        u32x4 next_sb = __builtin_amdgcn_raw_buffer_load_b128(in.b_scales, B_SCALE_AT, 0, 0);                          \
         uint32_t next_sx = shape.extra ? __builtin_amdgcn_raw_buffer_load_b32(in.b_scales, b_scale_at + 16, 0, 0) : 0; \
         KEEP_ORDER();                                                                                                  \
         if (a_two && b_two) {                                                                                          \
@@ -834,8 +835,7 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
         PIN(c[1]);
         PIN(c[2]);
         PIN(c[3]);
-        if (goes_on)
-            hand_out(q);
+        hand_out(q); // if it goes on
         uint32_t out_lane = lane, out_wave = wave;
         int32_t out_stride = (int32_t)stride_out;
         asm volatile("" : "+v"(out_lane), "+s"(out_wave), "+s"(out_stride)); // not before the first tile
@@ -879,11 +879,11 @@ INLINE void run_tile(const struct mx_gfx950_plan *plan, int rows, int cols, int6
 
 INLINE void run_tiles(const struct mx_gfx950_plan *plan, int64_t stride, int64_t stride_out, struct output to) {
     const struct shape shape = {2, 2, false, MX_GFX950_LANE_SCALES};
-    struct queue q = {.tiles = (const CONSTANT struct mx_gfx950_tile *)(uintptr_t)plan->workspace,
-                      .counter = (GLOBAL int32_t *)(plan->workspace + plan->counters) +
-                                 block_id() % MX_GFX950_XCDS * MX_GFX950_COUNTER_WORDS,
-                      .count = plan->tiles,
-                      .number = (int32_t)block_id()};
+    struct queue q;
+    q.tiles = (const CONSTANT struct mx_gfx950_tile *)(uintptr_t)plan->workspace;
+    q.counters = (GLOBAL char *)plan->workspace + plan->counters;
+    q.count = plan->tiles;
+    q.number = (int32_t)block_id();
     do { // nothing is in flight
         const CONSTANT struct mx_gfx950_tile *tile = q.tiles + q.number;
         const struct mx_gfx950_extent extent = tile->extent;
@@ -892,7 +892,9 @@ INLINE void run_tiles(const struct mx_gfx950_plan *plan, int64_t stride, int64_t
         if (extent.bodies) {
             multiply_tile(tile, extent, shape, (int32_t)stride, stride_out, to, &q);
         } else {
-            store_zeros(tile, extent, to, stride_out);
+            int64_t out_stride = stride_out;
+            asm volatile("" : "+s"(out_stride)); // what follows from it is not for before the first tile
+            store_zeros(tile, extent, to, out_stride);
             WAIT_ALL_WAVES(0);
             hand_out(&q);
             WAIT_ALL_WAVES(0);

@@ -10,7 +10,7 @@
 //   tiles    [tiles] struct mx_gfx950_tile: what the blocks of the GEMM do, one each. A persistent kernel's blocks do
 //   the
 //            first ones and then those of their XCD that no other block has taken. Tiles may have nothing to do
-//   counters [XCDS][COUNTER_WORDS] int32_t, the first of each XCD: number of its next tile
+//   counters [XCDS][COUNTER_BYTES], the first 4 an int32_t: number of the XCD's next tile
 //   a_scale  [A row blocks][2 wave rows][bodies][64 lanes][16 bytes]
 //   b_scale  [B row blocks][2 wave rows][bodies][64 lanes][16 bytes, or 20 for kernels with tiles of 320 columns]
 // A body is MX_GFX950_BODY = 256 elements of the contraction: two 128-element steps, what the main loop does in one
@@ -30,7 +30,7 @@ enum {
     MX_GFX950_WIDE_LANE_SCALES = 20,       // same for B where tiles may have 320 columns
     MX_GFX950_CUS = 256,                   // each holds one block at a time, two of 128x128
     MX_GFX950_XCDS = 8,                    // blocks go to the XCDs round robin
-    MX_GFX950_COUNTER_WORDS = 16,          // from one XCD's counter to the next's
+    MX_GFX950_COUNTER_BYTES = 64,          // from one XCD's counter to the next's
     MX_GFX950_SORTED_GROUPS = 512,         // up to so many groups are started longest first
     MX_GFX950_TILES_PER_BLOCK = 1024,      // of prepare: tiles, or
     MX_GFX950_BODIES_PER_BLOCK = 16,       // bodies of one row block
@@ -158,7 +158,7 @@ static inline void mx_gfx950_finish_plan(struct mx_gfx950_plan *plan, const stru
     plan->tiles = (int32_t)mx_round_up(tiles, (int64_t)4 * MX_GFX950_XCDS);
     plan->blocks = kernel->persistent ? (int32_t)mx_gfx950_min(plan->tiles, MX_GFX950_CUS) : plan->tiles;
     plan->counters = plan->tiles * (int64_t)sizeof(struct mx_gfx950_tile);
-    plan->a_scale = plan->counters + 4 * MX_GFX950_XCDS * MX_GFX950_COUNTER_WORDS;
+    plan->a_scale = plan->counters + MX_GFX950_XCDS * MX_GFX950_COUNTER_BYTES;
     plan->b_scale = plan->a_scale + a_blocks * row * MX_GFX950_LANE_SCALES;
     plan->bytes = plan->b_scale + b_blocks * row * plan->b_lane_scales;
     plan->a_chunks = (int32_t)(a_blocks * chunks);

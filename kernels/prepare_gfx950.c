@@ -237,11 +237,11 @@ INLINE void shuffle_depth(struct chunk c, const GLOBAL uint8_t *src, int64_t row
 
 // ---- tiles ----
 
-// The blocks of a persistent kernel start with the first tiles of their XCDs.
+// The blocks of a persistent kernel begin with the first tiles.
 INLINE void set_counters(const struct mx_gfx950_plan *plan) {
-    if (block_id() == 0 && thread_id() < MX_GFX950_XCDS)
-        ((GLOBAL int32_t *)(plan->workspace + plan->counters))[thread_id() * MX_GFX950_COUNTER_WORDS] =
-            plan->blocks + (int32_t)thread_id();
+    const int32_t xcd = (int32_t)thread_id();
+    if (block_id() == 0 && xcd < MX_GFX950_XCDS)
+        *(GLOBAL int32_t *)(plan->workspace + plan->counters + xcd * MX_GFX950_COUNTER_BYTES) = plan->blocks + xcd;
 }
 
 // The tile that a block of the GEMM does: neighbours go to one XCD.
