@@ -318,7 +318,7 @@ struct output {
 INLINE uint32_t type_bytes(enum mx_type type) { return type == MX_BF16 ? 2 : 4; }
 
 INLINE void store_zeros(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent, struct output to,
-                        int64_t stride) {
+                        int64_t stride, u32x4 zeros) {
     const uint32_t size = type_bytes(to.type), lane = thread_id() & 63;
     const uint32_t unit = to.any ? size : 16, end = (uint32_t)extent.cols * size;
     ROLLED for (int32_t row = (int32_t)uniform(thread_id() >> 6); row < extent.rows; row += 4) {
@@ -328,7 +328,7 @@ INLINE void store_zeros(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gf
             if (at >= end)
                 continue;
             if (!to.any)
-                *(GLOBAL u32x4 *)(out + at) = (u32x4){};
+                *(GLOBAL u32x4 *)(out + at) = zeros;
             else if (to.type == MX_BF16)
                 *(GLOBAL uint16_t *)(out + at) = 0;
             else
@@ -864,7 +864,7 @@ INLINE void run_tile(const struct mx_gfx950_plan *plan, int rows, int cols, int6
                                 cols == 320 ? MX_GFX950_WIDE_LANE_SCALES : MX_GFX950_LANE_SCALES};
     const struct shape wide = {2, 2, true, MX_GFX950_WIDE_LANE_SCALES};
     if (extent.bodies == 0) {
-        store_zeros(tile, extent, to, stride_out);
+        store_zeros(tile, extent, to, stride_out, (u32x4){});
         __builtin_amdgcn_endpgm(); // rather than return: the compiler joins no paths
     }
     if (cols == 320 && extent.cols > 256) {
@@ -893,8 +893,9 @@ INLINE void run_tiles(const struct mx_gfx950_plan *plan, int64_t stride, int64_t
             multiply_tile(tile, extent, shape, (int32_t)stride, stride_out, to, &q);
         } else {
             int64_t out_stride = stride_out;
-            asm volatile("" : "+s"(out_stride)); // what follows from it is not for before the first tile
-            store_zeros(tile, extent, to, out_stride);
+            u32x4 zeros = {};
+            asm volatile("" : "+s"(out_stride), "+v"(zeros)); // not set up before the first tile
+            store_zeros(tile, extent, to, out_stride, zeros);
             WAIT_ALL_WAVES(0);
             hand_out(&q);
             WAIT_ALL_WAVES(0);
