@@ -601,10 +601,12 @@ INLINE void hand_out(const struct queue *q) {
         handed_out = q->answer;
 }
 
-INLINE void learn(struct queue *q) {
+INLINE void learn(struct queue *q, struct operands *in, uint32_t wave) {
     q->number = (int32_t)uniform((uint32_t)handed_out);
     q->next = q->tiles + (q->number < q->count ? q->number : q->count - 1);
     q->of = q->next->extent;
+    load_rows(in, q->next, wave);
+    load_scales(in, q->next, wave >> 1, wave & 1);
 }
 
 // Fill offsets of the step at `position`. A lane that is past the contraction's end is past it by 32 to 448 elements
@@ -810,10 +812,8 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
         }
         return;
     }
+    learn(q, &next, wave);
     for (;;) {
-        learn(q);
-        load_rows(&next, q->next, wave);
-        load_scales(&next, q->next, wm, wn);
 
         ROLLED while (--turns > 0) {
             NEXT_SCALES();
@@ -849,6 +849,7 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
         extent = q->of;
         turns = extent.bodies;
         WAIT_ALL_WAVES(63);
+        learn(q, &next, wave);
         CLEAR_ALL(c);
         KEEP_ORDER();
     }
@@ -899,7 +900,8 @@ INLINE void run_tiles(const struct mx_gfx950_plan *plan, int64_t stride, int64_t
             WAIT_ALL_WAVES(0);
             hand_out(&q);
             WAIT_ALL_WAVES(0);
-            learn(&q);
+            struct operands unused;
+            learn(&q, &unused, 0);
         }
     } while (q.number < q.count);
     __builtin_amdgcn_endpgm();
