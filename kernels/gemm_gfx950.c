@@ -3,9 +3,10 @@
 //   mx_gemm_rows_gfx950_<rows>x<columns>_*(struct mx_rows_args, struct mx_gfx950_plan)
 //   mx_gemm_depth_gfx950_<rows>x<columns>_*(struct mx_depth_args, struct mx_gfx950_plan)
 //
-// A block does one tile: out[row][col] (+)= sum over d < depth of a[row][d] b[col][d] 2^(a_scale + b_scale - 254)
-// (+ bias[col]), from the addresses that prepare wrote into its mx_gfx950_tile; tiles share no output, so there are no
-// atomics and the bits depend on nothing but the tile's own operands.
+// A block does a tile: out[row][col] (+)= sum over d < depth of a[row][d] b[col][d] 2^(a_scale + b_scale - 254)
+// (+ bias[col]), from the addresses that prepare wrote into its mx_gfx950_tile. A persistent kernel's block then does
+// those that it gets from its XCD's counter, until there are none. Tiles share no output, and the bits depend on
+// nothing but the tile's own operands.
 //
 // Operands: E4M3, rows `stride` bytes apart (k of gemm_rows, depth of gemm_depth), 16-byte aligned bases, strides and
 // depths multiples of 32, stride <= MX_GFX950_MAX_DEPTH. Scales: prepare's order (gfx950.h). Output: aligned to its
@@ -13,7 +14,8 @@
 // Tails: rows past extent.rows, columns past extent.cols and the contraction past extent.depth are neither read nor
 // written here: the loads' offsets for them are out of the buffer's bounds, which makes the operand 0, and so are the
 // stores' or their lanes are off. Should hardware not write the zeros of such a load to LDS, what stands there is zero
-// or the tile's own earlier columns of the same row, and its scales are 2^-127 on both sides.
+// or the tile's own earlier columns of the same row, and its scales are 2^-127 on both sides. (In a row that does not
+// exist it may be what a persistent block's earlier tile left: no output that exists depends on it.)
 //
 // Four waves, wave w = 2 * wm + wn. The tile is made of 128x128 quadrants, by `half` of A and `half` of B (128 rows or
 // columns are one half); each wave has rows wm * 64 and columns wn * 64 of each quadrant, as 4x4 fragments of 16x16, by
@@ -32,6 +34,9 @@
 // the half-step buffer that was read last; each barrier waits until only the wave's fills of one step are in flight,
 // the newest. Scales are loaded one body ahead. There is no peeled turn: fills past the contraction's end, those of the
 // whole last turn among them, have offsets out of bounds (SET_OFFSETS).
+// In a persistent kernel the last turn stands after the loop: with its own descriptors the fills there are the next
+// tile's first two steps, in flight during the stores, which leave LDS alone. The tile after that is asked for in the
+// same turn; its number is known after the stores, and its description is loaded while accumulators are cleared.
 //
 // Output: plain kernels store from the accumulators, 16 bytes a lane. The others stage float32 in LDS, a wave its own
 // rows, and read it back by rows, which costs LDS time but makes any alignment, bias and addition one short loop; their
@@ -44,7 +49,7 @@
 enum { TILE_BUFFER_BYTES = 16384, EXTRA_BUFFER_BYTES = 4096 };
 #define TILE_BUFFER(name, bytes) static LDS char name[bytes] __attribute__((aligned(1024), loader_uninitialized))
 // [operand][half][parity], as separate arrays: the compiler then knows that fills and reads do not overlap. x: B's rows
-// past 256. Those of a kernel are all of its LDS, from address 0.
+// past 256. Those of a kernel are its LDS from address 0 on; what is less aligned follows.
 TILE_BUFFER(a00, TILE_BUFFER_BYTES);
 TILE_BUFFER(a10, TILE_BUFFER_BYTES);
 TILE_BUFFER(b00, TILE_BUFFER_BYTES);
@@ -574,15 +579,16 @@ INLINE void load_scales(struct operands *in, const CONSTANT struct mx_gfx950_til
     in->a_scales = load_buffer(&tile->scale[0][wm]), in->b_scales = load_buffer(&tile->scale[1][wn]);
 }
 
-// What a persistent block knows of its next tile. Only thread 0 asks the XCD's counter for a tile, and hands the answer
-// to the others through LDS.
+// A persistent block's next tile, and how it comes by the one after: thread 0 asks the XCD's counter, and hands out the
+// answer through LDS.
 struct queue {
-    const CONSTANT struct mx_gfx950_tile *tiles, *next;
+    const CONSTANT struct mx_gfx950_tile *tiles;
+    int32_t count; // of tiles
     GLOBAL char *counters;
-    int32_t count;              // of tiles
-    int32_t answer;             // of thread 0: number of the tile after the next
-    int32_t number;             // of the next tile; none if it is not below `count`
-    struct mx_gfx950_extent of; // the next tile's
+    int32_t answer; // of thread 0
+    int32_t number; // of the next tile: there is none from `count` on
+    const CONSTANT struct mx_gfx950_tile *next;
+    struct mx_gfx950_extent extent; // the next tile's
 };
 static LDS int32_t handed_out __attribute__((loader_uninitialized));
 
@@ -595,16 +601,16 @@ INLINE void ask(struct queue *q) {
     }
 }
 
-// A barrier stands before, and one between this and `learn`.
+// Between barriers: before it all have learnt what was handed out last, and they learn after the next one.
 INLINE void hand_out(const struct queue *q) {
     if (thread_id() == 0)
         handed_out = q->answer;
 }
 
-INLINE void learn(struct queue *q, struct operands *in, uint32_t wave) {
+INLINE void learn(struct queue *q, struct operands *in, uint32_t wave) { // nobody waits for the tile's description yet
     q->number = (int32_t)uniform((uint32_t)handed_out);
     q->next = q->tiles + (q->number < q->count ? q->number : q->count - 1);
-    q->of = q->next->extent;
+    q->extent = q->next->extent;
     load_rows(in, q->next, wave);
     load_scales(in, q->next, wave >> 1, wave & 1);
 }
@@ -645,7 +651,7 @@ INLINE void learn(struct queue *q, struct operands *in, uint32_t wave) {
         }                                                                                                              \
     } while (0)
 
-// The two steps of a body; a_scale_at and b_scale_at are where the next body's scales are.
+// The two steps of a body. The scales of the one after are at a_scale_at and b_scale_at, one register if they can be.
 #define B_SCALE_AT (shape.b_lane_scales == MX_GFX950_LANE_SCALES ? a_scale_at : b_scale_at)
 #define TURN()                                                                                                         \
     do {                                                                                                               \
@@ -678,8 +684,8 @@ INLINE void learn(struct queue *q, struct operands *in, uint32_t wave) {
             asm volatile("" : "+v"(b_scale_at)); /* one register */                                                    \
     } while (0)
 
-// With a queue, of tiles of 256x256 with plain outputs, goes on with the next tiles, until one does not fill both steps
-// of its first body or there is none: then nothing is in flight, and the queue tells how to go on.
+// One tile; with a queue, which takes a shape of 256x256 and plain output, it and those after it while they can follow:
+// the fills and scales that the last turn of a tile issues are the next one's first. Then nothing is in flight.
 INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent,
                           struct shape shape, int32_t stride, int64_t stride_out, struct output to, struct queue *q) {
     const bool a_two = shape.a_halves == 2, b_two = shape.b_halves == 2;
@@ -788,12 +794,11 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
     const struct sums sums = {{c[0], c[1], c[2], c[3]}, cx};
 
     if (!q) {
-        ROLLED do {
+#pragma clang loop unroll(disable)
+        do {
             NEXT_SCALES();
             TURN();
-        }
-        while (--turns > 0)
-            ;
+        } while (--turns > 0);
         PIN(c[0]);
         if (a_two || b_two)
             PIN(c[1]);
@@ -813,20 +818,20 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
         return;
     }
     learn(q, &next, wave);
-    for (;;) {
-
+    for (;;) { // once a tile
         ROLLED while (--turns > 0) {
             NEXT_SCALES();
             TURN();
         }
-        // The last turn, whose fills and scales are the next tile's. Both tiles have lanes' blocks in all of the first
-        // step, so that first_at is right, and the next tile's two first steps leave nothing of this one in its rows.
-        const bool goes_on = q->number < q->count && q->of.depth >= MX_GFX950_BODY && extent.depth >= MX_GFX950_BODY;
+        // Only after and before tiles of a body or more: all lanes' blocks exist in step 0, so that first_at is right,
+        // and fills of the next tile's first two steps leave nothing of this one in rows that exist.
+        const bool goes_on =
+            q->number < q->count && q->extent.depth >= MX_GFX950_BODY && extent.depth >= MX_GFX950_BODY;
         NEXT_SCALES();
         if (goes_on) {
             ask(q);
             in = next;
-            last = (uint32_t)q->of.depth - block_end;
+            last = (uint32_t)q->extent.depth - block_end;
             position = (uint32_t)-STEP;
             a_scale_at = b_scale_at = lane * MX_GFX950_LANE_SCALES;
         }
@@ -838,7 +843,7 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
         hand_out(q); // if it goes on
         uint32_t out_lane = lane, out_wave = wave;
         int32_t out_stride = (int32_t)stride_out;
-        asm volatile("" : "+v"(out_lane), "+s"(out_wave), "+s"(out_stride)); // not before the first tile
+        asm volatile("" : "+v"(out_lane), "+s"(out_wave), "+s"(out_stride)); // no addresses before the first tile
         store_direct(tile, extent, shape, to, out_stride, sums, out_wave, out_lane);
         KEEP_ORDER();
         if (!goes_on) {
@@ -846,7 +851,7 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
             return;
         }
         tile = q->next;
-        extent = q->of;
+        extent = q->extent;
         turns = extent.bodies;
         WAIT_ALL_WAVES(63);
         learn(q, &next, wave);
@@ -876,8 +881,7 @@ INLINE void run_tile(const struct mx_gfx950_plan *plan, int rows, int cols, int6
     __builtin_amdgcn_endpgm();
 }
 
-// ---- tiles one after another ----
-
+// The block's first tile, then those that the queue gives.
 INLINE void run_tiles(const struct mx_gfx950_plan *plan, int64_t stride, int64_t stride_out, struct output to) {
     const struct shape shape = {2, 2, false, MX_GFX950_LANE_SCALES};
     struct queue q;
@@ -885,7 +889,7 @@ INLINE void run_tiles(const struct mx_gfx950_plan *plan, int64_t stride, int64_t
     q.counters = (GLOBAL char *)plan->workspace + plan->counters;
     q.count = plan->tiles;
     q.number = (int32_t)block_id();
-    do { // nothing is in flight
+    do { // nothing is in flight, and no tile has been asked for
         const CONSTANT struct mx_gfx950_tile *tile = q.tiles + q.number;
         const struct mx_gfx950_extent extent = tile->extent;
         ask(&q);
@@ -895,7 +899,7 @@ INLINE void run_tiles(const struct mx_gfx950_plan *plan, int64_t stride, int64_t
         } else {
             int64_t out_stride = stride_out;
             u32x4 zeros = {};
-            asm volatile("" : "+s"(out_stride), "+v"(zeros)); // not set up before the first tile
+            asm volatile("" : "+s"(out_stride), "+v"(zeros)); // no addresses, no zeros before the first tile
             store_zeros(tile, extent, to, out_stride, zeros);
             WAIT_ALL_WAVES(0);
             hand_out(&q);
