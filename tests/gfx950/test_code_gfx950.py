@@ -66,7 +66,9 @@ def test_every_kernel_is_there():
             print(f"{k.resources['vgpr_count']:4}")
             if body.last_turn:
                 start, end = body.last_turn
-                print(f"{'and the turn after the loop, then from tile to tile':42} {end - start:4} {len(body.between):8}")
+                print(
+                    f"{'and the turn after the loop, then from tile to tile':42} {end - start:4} {len(body.between):8}"
+                )
     assert set(kernels_of("prepare_gfx950")) == {"mx_prepare_rows_gfx950", "mx_prepare_depth_gfx950"}
 
 

@@ -294,12 +294,15 @@ def test_rows_no_tokens():
         ("rows", 62000, 128, 7168, 8, "256x128"),
         ("rows", 300, 100, 512, 4, "128x128"),
         ("depth", 2048, 7168, 131072, 32, "256x320"),
-        ("depth", 2048, 1024, 131072, 32, "256x256"),
+        ("depth", 2048, 1024, 131072, 32, "256x256_bf16_persistent"),
+        ("rows", 16384, 7168, 2048, 32, "256x256_bf16_persistent"),
+        ("rows", 16384, 7168, 224, 32, "256x256_bf16"),  # contractions of less than a body: no overlap
+        ("rows", 6144, 2048, 7168, 8, "256x256_bf16"),  # no more tiles than CUs
         ("depth", 512, 512, 4096, 4, "128x128"),
     ],
 )
 def test_choice_of_tile(op, rows, cols, depth, groups, tile):
-    assert f"_{tile}_" in chosen(op, sizes(op, rows, cols, depth, groups))
+    assert f"{chosen(op, sizes(op, rows, cols, depth, groups))}_".split("gfx950_")[1].startswith(f"{tile}_")
 
 
 def test_choice_fits_the_output():
@@ -309,9 +312,10 @@ def test_choice_fits_the_output():
         rows, cols, depth, groups = (int(2 ** rng.uniform(0, 17)) for _ in range(4))
         for bf16 in (True, False):
             name = chosen("rows", sizes("rows", rows, cols, depth, groups, bf16))
-            assert name.endswith(("bf16" if bf16 else "f32") + ("_any" if cols % 8 else "")), (name, cols)
+            output = ("bf16" if bf16 else "f32") + ("_any" if cols % 8 else "")
+            assert name.removesuffix("_persistent").endswith(output), (name, cols)
             name = chosen("depth", sizes("depth", rows, cols, depth, groups, bf16))
-            assert name.endswith(("bf16" if bf16 else "f32") + ("_any" if cols % 8 else "")), (name, cols)
+            assert name.removesuffix("_persistent").endswith(output), (name, cols)
         assert chosen("depth", sizes("depth", rows, cols, depth, groups, bf16=False, add=True)).endswith("_add")
 
 
