@@ -47,7 +47,8 @@ EQUAL = [
      "a row of zeros is one turn of the loop, and the lanes that have no part in it are the same in every row"),
     ("gemm", "wait states dropped", r">s_nop 11<",
      "there for what a compiler may do: here no path uses the last products past column 256 for 30 instructions"),
-    (r"gemm_\w+320", "SGPR operand|constant", r">s_lshr_b32 s\d+, s\d+, 2<; buffer_load",
+    (r"gemm_\w+(320|persistent)", "SGPR operand|constant",
+     r">s_lshr_b32 s\d+, s\d+, 2<; (v_cndmask[^;]*; )?buffer_load",
      "where fills of columns past 256 go: the tile of 256 columns has none"),
     ("gemm", "matrix operand", r">v_mfma_f32_32x32x64_f8f6f4 \S+ \S+ \S+ 0 cbsz:4 blgp:4<",
      "E2M1 has neither Inf nor NaN, so that whatever one operand is, its product with the other's zeros is 0"),
@@ -59,6 +60,8 @@ EQUAL = [
 SURVIVORS = [
     ("gemm", "LDS data register", r">ds_write_b128 v\d+, v\[",
      "LDS is cleared only so that it holds no NaN where a fill writes nothing; neither do the other registers"),
+    ("persistent", "branch inverted", r">s_cbranch_scc[01] \d+<; (s_branch \d+; s_add_i32 s\d+, s\d+, -1|s_min_i32)",
+     "whether a tile's first fills come early is a matter of time alone (test_persistent_counts sees that they do)"),
     ("gemm", "constant", r">v_lshlrev_b32_e32 v\d+, 23,", "only operands of 2^27 bytes and more tell its bits apart"),
     ("", "constant", r">[sv]_and_b32\w* \S+( s\d+,)? 0xffff\b", "bit 47 of an address is 0"),
     ("", "branch inverted", ">s_cbranch_exec", "EXEC is 0 each time, and what the branch skips does nothing then"),
@@ -73,6 +76,8 @@ SURVIVORS = [
      "a wave reads only what itself wrote to row_codes, and its own LDS accesses stay in order"),
     ("quantize", "and, or", r">s_and_b64 .*s_cbranch_vccnz", "both conditions hold in all tiles of these calls"),
     ("", "VALU operand", r">v_mov_b32_e32 v\d+, v\d+<; v_mov_b32", "one of many copies of a zero"),
+    ("prepare_depth", "and, or", r">s_and_b64 vcc, exec, s\[\d+:\d+\]<; s_waitcnt vmcnt\(0\); v_max_i32_e32 \S+ 0,",
+     "bodies of plain groups counted as the quantizer's: the same unless offsets are bad, then scales lie elsewhere"),
     ("prepare", "comparison", r">v_cmp_lt_i32", "an operand of exactly so many rows has an empty buffer either way"),
 ]  # fmt: skip
 
