@@ -560,7 +560,7 @@ INLINE void store_staged(const CONSTANT struct mx_gfx950_tile *tile, struct mx_g
         store_strip(tile, extent, shape, to, stride, sums, wave, lane, true);
 }
 
-// ---- a tile ----
+// ---- tiles ----
 
 // What a wave reads of a tile: the rows that it fills, the scales of its products.
 struct operands {
@@ -840,12 +840,11 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
         PIN(c[1]);
         PIN(c[2]);
         PIN(c[3]);
-        hand_out(q); // if it goes on
+        hand_out(q); // for nobody if it does not go on
         uint32_t out_lane = lane, out_wave = wave;
         int32_t out_stride = (int32_t)stride_out;
         asm volatile("" : "+v"(out_lane), "+s"(out_wave), "+s"(out_stride)); // no addresses before the first tile
         store_direct(tile, extent, shape, to, out_stride, sums, out_wave, out_lane);
-        KEEP_ORDER();
         if (!goes_on) {
             WAIT_ALL_WAVES(0);
             return;
@@ -893,7 +892,6 @@ INLINE void run_tiles(const struct mx_gfx950_plan *plan, int64_t stride, int64_t
         const CONSTANT struct mx_gfx950_tile *tile = q.tiles + q.number;
         const struct mx_gfx950_extent extent = tile->extent;
         ask(&q);
-        KEEP_ORDER();
         if (extent.bodies) {
             multiply_tile(tile, extent, shape, (int32_t)stride, stride_out, to, &q);
         } else {

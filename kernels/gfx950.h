@@ -206,8 +206,8 @@ struct mx_gfx950_problem {
 };
 
 // Cycles of a problem in tiles of a kernel: rounds of one tile a CU. A group's last tile is half empty on average. Of
-// what a tile does not overlap, a persistent kernel saves some 2048 cycles in each round after the first, if contractions
-// are whole bodies.
+// what a tile does not overlap, a persistent kernel saves some 2048 cycles in each round after the first, if
+// contractions are whole bodies.
 static inline int64_t mx_gfx950_cycles(struct mx_gfx950_problem problem, const struct mx_gfx950_kernel *kernel) {
     const int64_t bodies = mx_gfx950_div_up(problem.depth, MX_GFX950_BODY), tile_rows = kernel->tile_rows;
     struct mx_gfx950_plan plan;
