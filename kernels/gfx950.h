@@ -158,7 +158,7 @@ static inline void mx_gfx950_finish_plan(struct mx_gfx950_plan *plan, const stru
     plan->tiles = (int32_t)mx_round_up(tiles, (int64_t)4 * MX_GFX950_XCDS);
     plan->blocks = kernel->persistent ? (int32_t)mx_gfx950_min(plan->tiles, MX_GFX950_CUS) : plan->tiles;
     plan->counters = plan->tiles * (int64_t)sizeof(struct mx_gfx950_tile);
-    plan->a_scale = plan->counters + MX_GFX950_XCDS * MX_GFX950_COUNTER_BYTES;
+    plan->a_scale = plan->counters + (int64_t)MX_GFX950_XCDS * MX_GFX950_COUNTER_BYTES;
     plan->b_scale = plan->a_scale + a_blocks * row * MX_GFX950_LANE_SCALES;
     plan->bytes = plan->b_scale + b_blocks * row * plan->b_lane_scales;
     plan->a_chunks = (int32_t)(a_blocks * chunks);
