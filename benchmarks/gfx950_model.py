@@ -415,8 +415,8 @@ def estimate(p: Problem, plan: Plan) -> Estimate:
     if len(launch.blocks) <= chip:
         kernel = replace(kernel, per_cu=1)  # none has to share a CU
     empty, start = EMPTY, 0
-    if kernel.persistent:  # an empty tile takes a trip to the counter and one to its description
-        empty, start = 2 * LATENCY, START
+    if kernel.persistent:  # an empty tile takes a trip to memory, for its description and the counter at once
+        empty, start = LATENCY + ISSUE * 50, START
         if launch.blocks and list(launch.tiles)[launch.blocks[0].tile].depth >= BODY:
             start += 2 * LATENCY + ISSUE * kernel.around[256, 256][0] - FURTHER
     lists, places = queues(launch.blocks, plan.square), CUS * kernel.per_cu

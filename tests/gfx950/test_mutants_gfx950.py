@@ -62,6 +62,8 @@ SURVIVORS = [
      "LDS is cleared only so that it holds no NaN where a fill writes nothing; neither do the other registers"),
     ("persistent", "branch inverted", r">s_cbranch_scc[01] \d+<; (s_branch \d+; s_add_i32 s\d+, s\d+, -1|s_min_i32)",
      "whether a tile's first fills come early is a matter of time alone (test_persistent_counts sees that they do)"),
+    ("persistent", "scalar load offset", r">s_load_dwordx4 s\[\d+:\d+\], s\[\d+:\d+\], 0x190<",
+     "the next tile's extent: an address's low half in place of its depth, if negative, lets it begin from nothing"),
     ("gemm", "constant", r">v_lshlrev_b32_e32 v\d+, 23,", "only operands of 2^27 bytes and more tell its bits apart"),
     ("", "constant", r">[sv]_and_b32\w* \S+( s\d+,)? 0xffff\b", "bit 47 of an address is 0"),
     ("", "branch inverted", ">s_cbranch_exec", "EXEC is 0 each time, and what the branch skips does nothing then"),
