@@ -80,7 +80,8 @@ class Counts:
         rows: of its tile.
         cols: of its tile.
         body: instructions that a wave executes in a turn of the loop, by class.
-        prologue: instructions that a wave executes before the loop.
+        prologue: instructions that a wave executes before the loop; those of a persistent kernel that end a block stand
+            there, too.
         epilogue: and after it; of a persistent kernel, after the turn that stands behind the loop.
         further: of a persistent kernel, instructions around the turns of a further tile.
         stores: those of the epilogue that write memory.

@@ -270,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for op in ("rows", "depth"):
         print(f"\n## Tiles, gemm_{op}: time over that with the best tiles that are built, as the product chooses too\n")
         print("Geometric mean and worst, then every case. u: uniform, r: 1.5x ramp, x: random lengths; x2: two blocks")
-        print("a CU; in brackets: not built.\n")
+        print("a CU; on: persistent; in brackets: not built.\n")
         print(tiles_text(op))
     print("\n## Order: time (cycles) over those of the chosen plan, longest groups first, in 2x2 squares\n")
     print(order_text())
