@@ -27,10 +27,12 @@ ZIG = [sys.executable, "-m", "ziglang"]
 HOST = """
 #include "gfx950.h"
 #define EXPORT __attribute__((visibility("default")))
-EXPORT void plan_rows(const struct mx_rows_args *a, int rows, int cols, struct mx_gfx950_plan *to)
-{ *to = mx_gfx950_plan_rows(a, 0, rows, cols); }
-EXPORT void plan_depth(const struct mx_depth_args *a, int rows, int cols, struct mx_gfx950_plan *to)
-{ *to = mx_gfx950_plan_depth(a, 0, rows, cols); }
+static const struct mx_gfx950_kernel rows_lines[] = {MX_GFX950_ROWS_KERNELS(MX_GFX950_KERNEL_LINE)};
+static const struct mx_gfx950_kernel depth_lines[] = {MX_GFX950_DEPTH_KERNELS(MX_GFX950_KERNEL_LINE)};
+EXPORT void plan_rows(const struct mx_rows_args *a, int kernel, struct mx_gfx950_plan *to)
+{ *to = mx_gfx950_plan_rows(a, 0, rows_lines + kernel); }
+EXPORT void plan_depth(const struct mx_depth_args *a, int kernel, struct mx_gfx950_plan *to)
+{ *to = mx_gfx950_plan_depth(a, 0, depth_lines + kernel); }
 #define NAME(name, ...) #name,
 EXPORT const char *rows_kernels[] = {MX_GFX950_ROWS_KERNELS(NAME) 0};
 EXPORT const char *depth_kernels[] = {MX_GFX950_DEPTH_KERNELS(NAME) 0};
@@ -38,7 +40,7 @@ EXPORT int choose_rows(const struct mx_rows_args *a) { return mx_gfx950_choose_r
 EXPORT int choose_depth(const struct mx_depth_args *a) { return mx_gfx950_choose_depth(a); }
 EXPORT int64_t padded_tokens(int64_t m, int64_t groups) { return mx_padded_tokens(m, groups); }
 """
-WAVES = 4
+WAVES, XCDS = 4, 8
 
 CLASSES = {
     "mfma": r"v_mfma",
@@ -60,11 +62,11 @@ class Plan(ctypes.Structure):
 
     _fields_ = (
         [("workspace", ctypes.c_void_p)]
-        + [(n, ctypes.c_int64) for n in ("a_scale", "b_scale", "bytes", "bodies")]
+        + [(n, ctypes.c_int64) for n in ("counters", "a_scale", "b_scale", "bytes", "bodies")]
         + [
             (n, ctypes.c_int32)
             for n in ("tile_rows", "tile_cols", "wide_tiles", "b_lane_scales", "row_tiles", "col_tiles", "a_chunks",
-                      "b_chunks", "blocks", "prepare_blocks")
+                      "b_chunks", "tiles", "blocks", "prepare_blocks")
         ]
     )  # fmt: skip
 
@@ -78,8 +80,10 @@ class Counts:
         rows: of its tile.
         cols: of its tile.
         body: instructions that a wave executes in a turn of the loop, by class.
-        prologue: instructions that a wave executes before the loop.
-        epilogue: and after it.
+        prologue: instructions that a wave executes before the loop; those of a persistent kernel that end a block stand
+            there, too.
+        epilogue: and after it; of a persistent kernel, after the turn that stands behind the loop.
+        further: of a persistent kernel, instructions around the turns of a further tile.
         stores: those of the epilogue that write memory.
         counters: the emulator's `COUNTERS` for a turn of the loop, all waves.
     """
@@ -90,6 +94,7 @@ class Counts:
     body: Counter[str]
     prologue: int
     epilogue: int
+    further: int
     stores: int
     counters: dict[str, int]
 
@@ -171,6 +176,11 @@ def tile_of(name: str) -> tuple[int, int]:
     return int(rows), int(cols)
 
 
+def persistent(name: str) -> bool:
+    """Whether a kernel's blocks do one tile after another."""
+    return name.endswith("_persistent")
+
+
 def chosen_kernel(op: str, m: int, groups: int, n: int, k: int) -> str:
     """The kernel that the product takes for m tokens and a bfloat16 output."""
     args: ctypes.Structure
@@ -181,9 +191,12 @@ def chosen_kernel(op: str, m: int, groups: int, n: int, k: int) -> str:
     return kernel_names(op)[getattr(_host(), f"choose_{op}")(ctypes.byref(args))]
 
 
-def run_tile(name: str, bodies: int) -> tuple[ctypes.c_void_p, dict[str, int]]:
-    """Runs one whole tile of a kernel, and returns the kernel and the counters."""
-    op, (rows, cols), depth = name.split("_")[2], tile_of(name), 256 * bodies
+def run_tiles(name: str, bodies: int, square: int = 1) -> tuple[ctypes.c_void_p, dict[str, int]]:
+    """Runs a block of a kernel, and returns the kernel and the counters.
+
+    The block has one whole tile, or `square` x `square` of them if the kernel is persistent: 1 or 4, one XCD's.
+    """
+    op, (rows, cols), depth = name.split("_")[2], (square * size for size in tile_of(name)), 256 * bodies
     a, b = (_buffer(np.zeros(n * depth, np.uint8)) for n in (rows, cols))
     a_scale, b_scale = (_buffer(np.full(n * depth // 32, 127, np.uint8)) for n in (rows, cols))
     offs = _buffer(np.array([rows if op == "rows" else depth], np.int32))
@@ -195,12 +208,14 @@ def run_tile(name: str, bodies: int) -> tuple[ctypes.c_void_p, dict[str, int]]:
     else:
         args = Depth(a, a_scale, b, b_scale, offs, out, rows, cols, depth, 1, wide, "add" in name, 0)
     plan = Plan()
-    getattr(_host(), f"plan_{op}")(ctypes.byref(args), rows, cols, ctypes.byref(plan))
+    getattr(_host(), f"plan_{op}")(ctypes.byref(args), kernel_names(op).index(name), ctypes.byref(plan))
+    if square > 1:
+        plan.blocks = XCDS
     plan.workspace = _buffer(np.zeros(plan.bytes, np.uint8))
     _launch(_function(_image("prepare_gfx950"), f"mx_prepare_{op}_gfx950"), plan.prepare_blocks, args, plan)
     function = _function(_image("gemm_gfx950"), name)
     _library().emu_reset_counters()
-    _launch(function, 1, args, plan)  # block 0 is the tile; the plan has more blocks, which find nothing to do
+    _launch(function, 1, args, plan)  # block 0; the plan has more blocks, which have no tiles
     return function, {c: _library().emu_counter(c.encode()) for c in COUNTERS}
 
 
@@ -214,23 +229,40 @@ def executed(function: ctypes.c_void_p) -> list[tuple[str, int]]:
     return found
 
 
+def around(lines: list[tuple[str, int]]) -> tuple[int, int, int]:
+    """Of what ran: a turn of the loop's first instruction, that after its last, and that after all turns."""
+    products = [i for i, (text, _) in enumerate(lines) if text.startswith("v_mfma_scale")]
+    hits = max(lines[i][1] for i in products)
+    loop = [i for i in products if lines[i][1] == hits]
+    first, last = min(loop), max(loop)
+    while lines[first - 1][1] == hits:
+        first -= 1
+    while lines[last + 1][1] == hits:
+        last += 1
+    behind = [i for i in products if i > last and lines[i][1]]
+    end = next(i for i in range(behind[-1], len(lines)) if lines[i][0] == "s_barrier") if behind else last
+    return first, last + 1, end + 1
+
+
 def count(name: str) -> Counts:
     """Counts one kernel."""
     few, many = 3, 5
-    _, before = run_tile(name, few)
-    function, after = run_tile(name, many)
+    _, before = run_tiles(name, few)
+    function, after = run_tiles(name, many)
     lines = executed(function)
-    loop = [i for i, (text, hits) in enumerate(lines) if hits == WAVES * many and text.startswith("v_mfma")]
-    first, last = min(loop), max(loop)
-    while lines[first - 1][1] == WAVES * many:
-        first -= 1
-    while lines[last + 1][1] == WAVES * many:
-        last += 1
+    first, last, end = around(lines)
+    further = 0
+    if persistent(name):
+        four = executed(run_tiles(name, many, square=2)[0])
+        outside = [sum(hits for _, hits in x[:first] + x[last:]) for x in (four, lines)]
+        turn = end - next(i for i in range(last, end) if lines[i][0].startswith("buffer_load"))
+        further = (outside[0] - outside[1]) // 3 // WAVES - turn
     return Counts(
         name, *tile_of(name),
-        Counter(next(c for c, p in CLASSES.items() if re.match(p, text)) for text, _ in lines[first : last + 1]),
+        Counter(next(c for c, p in CLASSES.items() if re.match(p, text)) for text, _ in lines[first:last]),
         sum(hits for _, hits in lines[:first]) // WAVES,
-        sum(hits for _, hits in lines[last + 1 :]) // WAVES,
-        sum(hits for text, hits in lines[last + 1 :] if re.match(CLASSES["store"], text)) // WAVES,
+        sum(hits for _, hits in lines[end:]) // WAVES,
+        further,
+        sum(hits for text, hits in lines[end:] if re.match(CLASSES["store"], text)) // WAVES,
         {c: (after[c] - before[c]) // (many - few) for c in COUNTERS},
     )  # fmt: skip

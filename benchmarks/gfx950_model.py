@@ -51,6 +51,7 @@ START = 1000  # cycles from a CU's being free to a block's first instruction and
 LATENCY = 1250  # cycles of one trip to memory: a block makes two, for its description and its first operands; assumed
 ISSUE = 5  # cycles an instruction takes outside the loop, where a SIMD has one wave; assumed
 EMPTY = START + LATENCY  # a block that finds nothing to do
+FURTHER = 1000  # cycles that a persistent block's further tile waits: for stores before its first barrier; assumed
 
 # Energies at F0, from the four stripped variants that were published for 15.2 TFLOP and 59.2 GB of fills in 8.10 J.
 FILL_J = 3.70 / 59.2e9  # a byte from L2 or beyond to LDS
@@ -115,6 +116,12 @@ AROUND = {
 }
 """A wave's instructions before and after the loop, by tile; counted (`gfx950_counts.py`), for bfloat16 output."""
 
+PERSISTENT = {(256, 256): (207, 484)}
+"""The same of persistent kernels."""
+
+AGAIN = 563
+"""And around the turns of a persistent kernel's further tile."""
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -123,7 +130,8 @@ class Kernel:
     Attributes:
         around: a wave's instructions before and after the loop, by tile.
         per_cu: blocks that a CU holds at once.
-        persistent: whether a block goes on with the next tile, whose first fills overlap the stores.
+        persistent: whether a block goes on with the next tile, whose first fills overlap the stores, if there are more
+            tiles than CUs.
         exposed: see EXPOSED.
     """
 
@@ -162,7 +170,7 @@ class Plan:
     def name(self) -> str:
         """As in tables."""
         text = "/".join(map(str, self.heights)) + "x" + "/".join(map(str, self.widths))
-        return text + (f" x{self.kernel.per_cu}" if self.kernel.per_cu > 1 else "")
+        return text + (f" x{self.kernel.per_cu}" if self.kernel.per_cu > 1 else " on" if self.kernel.persistent else "")
 
 
 @functools.cache
@@ -309,17 +317,21 @@ def loop_cycles(tile: Tile, kernel: Kernel) -> float:
 
 
 def fixed_cycles(tile: Tile, kernel: Kernel, out_bytes: int) -> float:
-    """Cycles of a block that overlap nothing of its own."""
+    """Cycles of a tile that overlap nothing of its own; of a persistent block's further tile."""
     prologue, epilogue = (ISSUE * count for count in kernel.around[tile.rows, tile.cols])
-    stores = tile.real_rows * tile.real_cols * out_bytes / STORE_BYTES_PER_CYCLE
-    return (0 if kernel.persistent else START + 2 * LATENCY) + prologue + max(epilogue, stores)
+    stores = max(epilogue, tile.real_rows * tile.real_cols * out_bytes / STORE_BYTES_PER_CYCLE)
+    if not kernel.persistent:
+        return START + 2 * LATENCY + prologue + stores
+    if tile.depth < BODY:  # begins from nothing
+        return 2 * LATENCY + prologue + stores
+    return FURTHER + ISSUE * AGAIN - epilogue + stores
 
 
-def makespan(costs: Sequence[Sequence[float]], places: int) -> float:
-    """When the last block ends: each XCD's blocks, in order, go to the place that is free first."""
+def makespan(costs: Sequence[Sequence[float]], places: int, start: float = 0) -> float:
+    """When the last tile ends: each XCD's tiles, in order, go to the place that is free first."""
     last = 0.0
     for queue in costs:
-        free = [0.0] * places
+        free = [start] * places
         for cost in queue:
             heapq.heapreplace(free, free[0] + cost)
         last = max(last, *free)
@@ -402,11 +414,16 @@ def estimate(p: Problem, plan: Plan) -> Estimate:
     launch = (rows_launch if p.op == "rows" else depth_launch)(p, plan)
     if len(launch.blocks) <= chip:
         kernel = replace(kernel, per_cu=1)  # none has to share a CU
+    empty, start = EMPTY, 0
+    if kernel.persistent:  # an empty tile takes a trip to memory, for its description and the counter at once
+        empty, start = LATENCY + ISSUE * 50, START
+        if launch.blocks and list(launch.tiles)[launch.blocks[0].tile].depth >= BODY:
+            start += 2 * LATENCY + ISSUE * kernel.around[256, 256][0] - FURTHER
     lists, places = queues(launch.blocks, plan.square), CUS * kernel.per_cu
     tiles, counts = list(launch.tiles), Counter(block.tile for block in launch.blocks)
     loop = [loop_cycles(t, kernel) for t in tiles]
     cost = [cycles + fixed_cycles(t, kernel, p.out_bytes) for cycles, t in zip(loop, tiles, strict=True)]
-    costs = [[cost[tile] for tile, _, _ in queue] + [float(EMPTY)] * (launch.empty // XCDS) for queue in lists]
+    costs = [[cost[tile] for tile, _, _ in queue] + [float(empty)] * (launch.empty // XCDS) for queue in lists]
     fill = sum(tiles[n].fill_bytes * count for n, count in counts.items())
     issued = sum(products(tiles[n]) * tiles[n].bodies * count for n, count in counts.items())
     return Estimate(
@@ -414,8 +431,8 @@ def estimate(p: Problem, plan: Plan) -> Estimate:
         ideal=p.flop / FLOP_PER_CYCLE / chip,
         issued=issued / chip,
         loop=sum(loop[n] * count for n, count in counts.items()) / chip / kernel.per_cu,
-        busy=sum(map(sum, costs)) / chip / kernel.per_cu,
-        cycles=makespan(costs, places),
+        busy=start + sum(map(sum, costs)) / chip / kernel.per_cu,
+        cycles=makespan(costs, places, start),
         joules=FILL_J * fill + PRODUCT_J * p.flop + ISSUED_J * issued * FLOP_PER_CYCLE,
         fill_bytes=fill,
         l2_bytes=sum(beyond_l2(queue, tiles, places) for queue in lists),

@@ -64,12 +64,12 @@ static struct mx_gpu *gpu_of(const struct mx_exec *exec) { return exec->device <
 
 static struct mx_gfx950_plan plan_rows(const struct mx_rows_args *args, void *workspace) {
     const struct mx_gfx950_kernel *kernel = &rows_kernels[mx_gfx950_choose_rows(args)];
-    return mx_gfx950_plan_rows(args, workspace, kernel->tile_rows, kernel->tile_cols);
+    return mx_gfx950_plan_rows(args, workspace, kernel);
 }
 
 static struct mx_gfx950_plan plan_depth(const struct mx_depth_args *args, void *workspace) {
     const struct mx_gfx950_kernel *kernel = &depth_kernels[mx_gfx950_choose_depth(args)];
-    return mx_gfx950_plan_depth(args, workspace, kernel->tile_rows, kernel->tile_cols);
+    return mx_gfx950_plan_depth(args, workspace, kernel);
 }
 
 // Limits of the kernels: `tokens` is the axis that offs cut, `depth` the contraction's stride.

@@ -3,9 +3,10 @@
 //   mx_gemm_rows_gfx950_<rows>x<columns>_*(struct mx_rows_args, struct mx_gfx950_plan)
 //   mx_gemm_depth_gfx950_<rows>x<columns>_*(struct mx_depth_args, struct mx_gfx950_plan)
 //
-// A block does one tile: out[row][col] (+)= sum over d < depth of a[row][d] b[col][d] 2^(a_scale + b_scale - 254)
-// (+ bias[col]), from the addresses that prepare wrote into its mx_gfx950_tile; tiles share no output, so there are no
-// atomics and the bits depend on nothing but the tile's own operands.
+// A block does a tile: out[row][col] (+)= sum over d < depth of a[row][d] b[col][d] 2^(a_scale + b_scale - 254)
+// (+ bias[col]), from the addresses that prepare wrote into its mx_gfx950_tile. A persistent kernel's block then does
+// those that it gets from its XCD's counter, until there are none. Tiles share no output, and the bits depend on
+// nothing but the tile's own operands.
 //
 // Operands: E4M3, rows `stride` bytes apart (k of gemm_rows, depth of gemm_depth), 16-byte aligned bases, strides and
 // depths multiples of 32, stride <= MX_GFX950_MAX_DEPTH. Scales: prepare's order (gfx950.h). Output: aligned to its
@@ -13,7 +14,8 @@
 // Tails: rows past extent.rows, columns past extent.cols and the contraction past extent.depth are neither read nor
 // written here: the loads' offsets for them are out of the buffer's bounds, which makes the operand 0, and so are the
 // stores' or their lanes are off. Should hardware not write the zeros of such a load to LDS, what stands there is zero
-// or the tile's own earlier columns of the same row, and its scales are 2^-127 on both sides.
+// or the tile's own earlier columns of the same row, and its scales are 2^-127 on both sides. (In a row that does not
+// exist it may be what a persistent block's earlier tile left: no output that exists depends on it.)
 //
 // Four waves, wave w = 2 * wm + wn. The tile is made of 128x128 quadrants, by `half` of A and `half` of B (128 rows or
 // columns are one half); each wave has rows wm * 64 and columns wn * 64 of each quadrant, as 4x4 fragments of 16x16, by
@@ -32,6 +34,9 @@
 // the half-step buffer that was read last; each barrier waits until only the wave's fills of one step are in flight,
 // the newest. Scales are loaded one body ahead. There is no peeled turn: fills past the contraction's end, those of the
 // whole last turn among them, have offsets out of bounds (SET_OFFSETS).
+// In a persistent kernel the last turn stands after the loop: with its own descriptors the fills there are the next
+// tile's first two steps, in flight during the stores, which leave LDS alone. The tile after that is asked for in the
+// same turn; its number is known after the stores, and its description is loaded while accumulators are cleared.
 //
 // Output: plain kernels store from the accumulators, 16 bytes a lane. The others stage float32 in LDS, a wave its own
 // rows, and read it back by rows, which costs LDS time but makes any alignment, bias and addition one short loop; their
@@ -44,7 +49,7 @@
 enum { TILE_BUFFER_BYTES = 16384, EXTRA_BUFFER_BYTES = 4096 };
 #define TILE_BUFFER(name, bytes) static LDS char name[bytes] __attribute__((aligned(1024), loader_uninitialized))
 // [operand][half][parity], as separate arrays: the compiler then knows that fills and reads do not overlap. x: B's rows
-// past 256. Those of a kernel are all of its LDS, from address 0.
+// past 256. Those of a kernel are its LDS from address 0 on; what is less aligned follows.
 TILE_BUFFER(a00, TILE_BUFFER_BYTES);
 TILE_BUFFER(a10, TILE_BUFFER_BYTES);
 TILE_BUFFER(b00, TILE_BUFFER_BYTES);
@@ -95,7 +100,7 @@ enum {
     } while (0)
 // A wave's 8 rows of a half of B's rows past 256: rows of fill 0 for half 0, of fill 2 for half 1.
 #define FILL_EXTRA(to, at, half)                                                                                       \
-    __builtin_amdgcn_raw_ptr_buffer_load_lds(x_rows, (LDS void *)((to) + fill_extra_lds - (half) * 2048), 16,          \
+    __builtin_amdgcn_raw_ptr_buffer_load_lds(in.x_rows, (LDS void *)((to) + fill_extra_lds - (half) * 2048), 16,       \
                                              (at)[(half) * 2], position, (half) * 2048, 0)
 
 INLINE i32x8 read_fragment(const LDS char *from, uint32_t low, uint32_t high, int t) {
@@ -196,17 +201,17 @@ INLINE i32x8 read_fragment(const LDS char *from, uint32_t low, uint32_t high, in
         position += STEP;                                                                                              \
         SET_OFFSETS(at);                                                                                               \
         QUADRANT(c[0], a0, b0, a_scale0, b_scale0, READ_B(b1, now_b1, 0), READ_B(b1, now_b1, 1),                       \
-                 READ_B(b1, now_b1, 2), READ_B(b1, now_b1, 3), FILL(now_a0, a_half0, at, 0),                           \
-                 if (shape.extra) READ_EXTRA(x1, now_x1), FILL(now_a0, a_half0, at, 1), NOTHING,                       \
-                 FILL(now_a0, a_half0, at, 2), NOTHING, FILL(now_a0, a_half0, at, 3), NOTHING);                        \
+                 READ_B(b1, now_b1, 2), READ_B(b1, now_b1, 3), FILL(now_a0, in.a_half0, at, 0),                        \
+                 if (shape.extra) READ_EXTRA(x1, now_x1), FILL(now_a0, in.a_half0, at, 1), NOTHING,                    \
+                 FILL(now_a0, in.a_half0, at, 2), NOTHING, FILL(now_a0, in.a_half0, at, 3), NOTHING);                  \
         if (shape.extra)                                                                                               \
             EXTRA(cx[0], a0, x0, (step) * 2, a_scale0, sx, NOTHING);                                                   \
         WAIT(63);                                                                                                      \
         KEEP_ORDER();                                                                                                  \
         QUADRANT(c[1], a0, b1, a_scale0, b_scale1, READ_A(a1, now_a1, 0), READ_A(a1, now_a1, 1),                       \
-                 READ_A(a1, now_a1, 2), READ_A(a1, now_a1, 3), FILL(now_b0, b_half0, at, 0), NOTHING,                  \
-                 FILL(now_b0, b_half0, at, 1), NOTHING, FILL(now_b0, b_half0, at, 2), NOTHING,                         \
-                 FILL(now_b0, b_half0, at, 3), NOTHING);                                                               \
+                 READ_A(a1, now_a1, 2), READ_A(a1, now_a1, 3), FILL(now_b0, in.b_half0, at, 0), NOTHING,               \
+                 FILL(now_b0, in.b_half0, at, 1), NOTHING, FILL(now_b0, in.b_half0, at, 2), NOTHING,                   \
+                 FILL(now_b0, in.b_half0, at, 3), NOTHING);                                                            \
         if (shape.extra) {                                                                                             \
             EXTRA(cx[1], a0, x1, (step) * 2 + 1, a_scale0, sx, FILL_EXTRA(now_x0, at, 0));                             \
             WAIT_ALL_WAVES(18);                                                                                        \
@@ -214,15 +219,15 @@ INLINE i32x8 read_fragment(const LDS char *from, uint32_t low, uint32_t high, in
             WAIT_ALL_WAVES(16);                                                                                        \
         }                                                                                                              \
         QUADRANT(c[2], a1, b0, a_scale1, b_scale0, READ_A(a0, next_a0, 0), READ_A(a0, next_a0, 1),                     \
-                 READ_A(a0, next_a0, 2), READ_A(a0, next_a0, 3), FILL(now_b1, b_half1, at, 0), NOTHING,                \
-                 FILL(now_b1, b_half1, at, 1), NOTHING, FILL(now_b1, b_half1, at, 2), NOTHING,                         \
-                 FILL(now_b1, b_half1, at, 3), NOTHING);                                                               \
+                 READ_A(a0, next_a0, 2), READ_A(a0, next_a0, 3), FILL(now_b1, in.b_half1, at, 0), NOTHING,             \
+                 FILL(now_b1, in.b_half1, at, 1), NOTHING, FILL(now_b1, in.b_half1, at, 2), NOTHING,                   \
+                 FILL(now_b1, in.b_half1, at, 3), NOTHING);                                                            \
         if (shape.extra)                                                                                               \
             EXTRA(cx[2], a1, x0, (step) * 2, a_scale1, sx, FILL_EXTRA(now_x1, at, 1));                                 \
         QUADRANT(c[3], a1, b1, a_scale1, b_scale1, READ_B(b0, next_b0, 0), READ_B(b0, next_b0, 1),                     \
-                 READ_B(b0, next_b0, 2), READ_B(b0, next_b0, 3), FILL(now_a1, a_half1, at, 0),                         \
-                 if (shape.extra) READ_EXTRA(x0, next_x0), FILL(now_a1, a_half1, at, 1), NOTHING,                      \
-                 FILL(now_a1, a_half1, at, 2), NOTHING, FILL(now_a1, a_half1, at, 3), NOTHING);                        \
+                 READ_B(b0, next_b0, 2), READ_B(b0, next_b0, 3), FILL(now_a1, in.a_half1, at, 0),                      \
+                 if (shape.extra) READ_EXTRA(x0, next_x0), FILL(now_a1, in.a_half1, at, 1), NOTHING,                   \
+                 FILL(now_a1, in.a_half1, at, 2), NOTHING, FILL(now_a1, in.a_half1, at, 3), NOTHING);                  \
         if (shape.extra) {                                                                                             \
             EXTRA(cx[3], a1, x1, (step) * 2 + 1, a_scale1, sx, NOTHING);                                               \
             WAIT_ALL_WAVES(18);                                                                                        \
@@ -236,15 +241,16 @@ INLINE i32x8 read_fragment(const LDS char *from, uint32_t low, uint32_t high, in
         position += STEP;                                                                                              \
         SET_OFFSETS(at);                                                                                               \
         QUADRANT(c[0], now_a, b0, a_scale, b_scale0, READ_B(b1, now_b1, 0), READ_B(b1, now_b1, 1),                     \
-                 READ_B(b1, now_b1, 2), READ_B(b1, now_b1, 3), FILL(now_a0, a_half0, at, 0),                           \
-                 FILL(now_a0, a_half0, at, 1), FILL(now_a0, a_half0, at, 2), FILL(now_a0, a_half0, at, 3),             \
-                 FILL(now_b0, b_half0, at, 0), FILL(now_b0, b_half0, at, 1), FILL(now_b0, b_half0, at, 2),             \
-                 FILL(now_b0, b_half0, at, 3));                                                                        \
+                 READ_B(b1, now_b1, 2), READ_B(b1, now_b1, 3), FILL(now_a0, in.a_half0, at, 0),                        \
+                 FILL(now_a0, in.a_half0, at, 1), FILL(now_a0, in.a_half0, at, 2), FILL(now_a0, in.a_half0, at, 3),    \
+                 FILL(now_b0, in.b_half0, at, 0), FILL(now_b0, in.b_half0, at, 1), FILL(now_b0, in.b_half0, at, 2),    \
+                 FILL(now_b0, in.b_half0, at, 3));                                                                     \
         WAIT_ALL_WAVES(12);                                                                                            \
         QUADRANT(c[1], now_a, b1, a_scale, b_scale1, READ_A(next_a, next_a0, 0), READ_A(next_a, next_a0, 1),           \
                  READ_A(next_a, next_a0, 2), READ_A(next_a, next_a0, 3), READ_B(b0, next_b0, 0),                       \
-                 READ_B(b0, next_b0, 1), READ_B(b0, next_b0, 2), READ_B(b0, next_b0, 3), FILL(now_b1, b_half1, at, 0), \
-                 FILL(now_b1, b_half1, at, 1), FILL(now_b1, b_half1, at, 2), FILL(now_b1, b_half1, at, 3));            \
+                 READ_B(b0, next_b0, 1), READ_B(b0, next_b0, 2), READ_B(b0, next_b0, 3),                               \
+                 FILL(now_b1, in.b_half1, at, 0), FILL(now_b1, in.b_half1, at, 1), FILL(now_b1, in.b_half1, at, 2),    \
+                 FILL(now_b1, in.b_half1, at, 3));                                                                     \
         WAIT_ALL_WAVES(12);                                                                                            \
     } while (0)
 
@@ -253,16 +259,16 @@ INLINE i32x8 read_fragment(const LDS char *from, uint32_t low, uint32_t high, in
         position += STEP;                                                                                              \
         SET_OFFSETS(at);                                                                                               \
         QUADRANT(c[0], a0, now_b, a_scale0, b_scale, READ_A(a1, now_a1, 0), READ_A(a1, now_a1, 1),                     \
-                 READ_A(a1, now_a1, 2), READ_A(a1, now_a1, 3), FILL(now_a0, a_half0, at, 0),                           \
-                 FILL(now_a0, a_half0, at, 1), FILL(now_a0, a_half0, at, 2), FILL(now_a0, a_half0, at, 3),             \
-                 FILL(now_b0, b_half0, at, 0), FILL(now_b0, b_half0, at, 1), FILL(now_b0, b_half0, at, 2),             \
-                 FILL(now_b0, b_half0, at, 3));                                                                        \
+                 READ_A(a1, now_a1, 2), READ_A(a1, now_a1, 3), FILL(now_a0, in.a_half0, at, 0),                        \
+                 FILL(now_a0, in.a_half0, at, 1), FILL(now_a0, in.a_half0, at, 2), FILL(now_a0, in.a_half0, at, 3),    \
+                 FILL(now_b0, in.b_half0, at, 0), FILL(now_b0, in.b_half0, at, 1), FILL(now_b0, in.b_half0, at, 2),    \
+                 FILL(now_b0, in.b_half0, at, 3));                                                                     \
         WAIT_ALL_WAVES(12);                                                                                            \
         QUADRANT(c[1], a1, now_b, a_scale1, b_scale, READ_A(a0, next_a0, 0), READ_A(a0, next_a0, 1),                   \
                  READ_A(a0, next_a0, 2), READ_A(a0, next_a0, 3), READ_B(next_b, next_b0, 0),                           \
                  READ_B(next_b, next_b0, 1), READ_B(next_b, next_b0, 2), READ_B(next_b, next_b0, 3),                   \
-                 FILL(now_a1, a_half1, at, 0), FILL(now_a1, a_half1, at, 1), FILL(now_a1, a_half1, at, 2),             \
-                 FILL(now_a1, a_half1, at, 3));                                                                        \
+                 FILL(now_a1, in.a_half1, at, 0), FILL(now_a1, in.a_half1, at, 1), FILL(now_a1, in.a_half1, at, 2),    \
+                 FILL(now_a1, in.a_half1, at, 3));                                                                     \
         WAIT_ALL_WAVES(12);                                                                                            \
     } while (0)
 
@@ -270,9 +276,9 @@ INLINE i32x8 read_fragment(const LDS char *from, uint32_t low, uint32_t high, in
     do {                                                                                                               \
         position += STEP;                                                                                              \
         SET_OFFSETS(at);                                                                                               \
-        QUADRANT(c[0], now_a, now_b, a_scale, b_scale, FILL_TWO(now_a0, a_half0, at, 0),                               \
-                 FILL_TWO(now_a0, a_half0, at, 2), FILL_TWO(now_b0, b_half0, at, 0), FILL_TWO(now_b0, b_half0, at, 2), \
-                 WAIT_ALL_WAVES(8);                                                                                    \
+        QUADRANT(c[0], now_a, now_b, a_scale, b_scale, FILL_TWO(now_a0, in.a_half0, at, 0),                            \
+                 FILL_TWO(now_a0, in.a_half0, at, 2), FILL_TWO(now_b0, in.b_half0, at, 0),                             \
+                 FILL_TWO(now_b0, in.b_half0, at, 2), WAIT_ALL_WAVES(8);                                               \
                  READ_A(next_a, next_a0, 0), READ_B(next_b, next_b0, 0), READ_A(next_a, next_a0, 1),                   \
                  READ_B(next_b, next_b0, 1), READ_A(next_a, next_a0, 2), READ_B(next_b, next_b0, 2),                   \
                  READ_A(next_a, next_a0, 3), READ_B(next_b, next_b0, 3));                                              \
@@ -317,7 +323,7 @@ struct output {
 INLINE uint32_t type_bytes(enum mx_type type) { return type == MX_BF16 ? 2 : 4; }
 
 INLINE void store_zeros(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent, struct output to,
-                        int64_t stride) {
+                        int64_t stride, u32x4 zeros) {
     const uint32_t size = type_bytes(to.type), lane = thread_id() & 63;
     const uint32_t unit = to.any ? size : 16, end = (uint32_t)extent.cols * size;
     ROLLED for (int32_t row = (int32_t)uniform(thread_id() >> 6); row < extent.rows; row += 4) {
@@ -327,7 +333,7 @@ INLINE void store_zeros(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gf
             if (at >= end)
                 continue;
             if (!to.any)
-                *(GLOBAL u32x4 *)(out + at) = (u32x4){};
+                *(GLOBAL u32x4 *)(out + at) = zeros;
             else if (to.type == MX_BF16)
                 *(GLOBAL uint16_t *)(out + at) = 0;
             else
@@ -554,29 +560,61 @@ INLINE void store_staged(const CONSTANT struct mx_gfx950_tile *tile, struct mx_g
         store_strip(tile, extent, shape, to, stride, sums, wave, lane, true);
 }
 
-// ---- one tile ----
+// ---- tiles ----
 
-INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent,
-                          struct shape shape, int32_t stride, int64_t stride_out, struct output to) {
-    const bool a_two = shape.a_halves == 2, b_two = shape.b_halves == 2;
-    const uint32_t lane = thread_id() & 63, wave = uniform(thread_id() >> 6), wm = wave >> 1, wn = wave & 1;
+// What a wave reads of a tile: the rows that it fills, the scales of its products.
+struct operands {
+    buffer a_half0, a_half1, b_half0, b_half1, x_rows, a_scales, b_scales;
+};
 
+INLINE void load_rows(struct operands *in, const CONSTANT struct mx_gfx950_tile *tile, uint32_t wave) {
     const CONSTANT struct mx_gfx950_buffer *const rows =
         (const CONSTANT struct mx_gfx950_buffer *)((const CONSTANT char *)tile->wave +
                                                    wave * (uint32_t)sizeof tile->wave[0]);
-    const buffer a_half0 = load_buffer(&rows[0]), a_half1 = load_buffer(&rows[1]);
-    const buffer b_half0 = load_buffer(&rows[2]), b_half1 = load_buffer(&rows[3]), x_rows = load_buffer(&rows[4]);
-    uint32_t fill_lds = wave * (ROW_BLOCK * STEP), fill_extra_lds = fill_lds / 4;
-    // Byte offsets of this lane's 16 bytes in fill i, at step 0, and the last step position at which its 32-element
-    // block still exists.
-    const uint32_t chunk = (lane & 7) ^ lane >> 3, block_end = (chunk / 2 + 1) * MX_BLOCK;
-    const bool exists = block_end <= (uint32_t)extent.depth;
-    const uint32_t last = exists ? (uint32_t)extent.depth - block_end : UINT32_MAX;
-    const uint32_t row = (lane >> 5) * 8 + (lane >> 3 & 3);
-    uint32_t base = row * (uint32_t)stride + chunk * 16 + MX_GFX950_FILL_BIAS, first_at[4];
-    base = exists ? base : OUTSIDE;
-    UNROLL for (uint32_t i = 0; i < 4; i++) first_at[i] =
-        base + ((i & 1) * 16 + (i >> 1) * 4) * (uint32_t)stride - i * 1024;
+    in->a_half0 = load_buffer(&rows[0]), in->a_half1 = load_buffer(&rows[1]);
+    in->b_half0 = load_buffer(&rows[2]), in->b_half1 = load_buffer(&rows[3]), in->x_rows = load_buffer(&rows[4]);
+}
+
+INLINE void load_scales(struct operands *in, const CONSTANT struct mx_gfx950_tile *tile, uint32_t wm, uint32_t wn) {
+    in->a_scales = load_buffer(&tile->scale[0][wm]), in->b_scales = load_buffer(&tile->scale[1][wn]);
+}
+
+// A persistent block's next tile, and how it comes by the one after: thread 0 asks the XCD's counter, and hands out the
+// answer through LDS.
+struct queue {
+    const CONSTANT struct mx_gfx950_tile *tiles;
+    int32_t count; // of tiles
+    GLOBAL char *counters;
+    int32_t answer; // of thread 0
+    int32_t number; // of the next tile: there is none from `count` on
+    const CONSTANT struct mx_gfx950_tile *next;
+    struct mx_gfx950_extent extent; // the next tile's
+};
+static LDS int32_t handed_out __attribute__((loader_uninitialized));
+
+INLINE void ask(struct queue *q) {
+    if (thread_id() == 0) {
+        uint32_t at = block_id() % MX_GFX950_XCDS * MX_GFX950_COUNTER_BYTES;
+        asm volatile("" : "+v"(at)); // else the compiler adds up over lanes first
+        GLOBAL int32_t *counter = (GLOBAL int32_t *)(q->counters + at);
+        q->answer = __scoped_atomic_fetch_add(counter, MX_GFX950_XCDS, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+    }
+}
+
+// Between barriers: before it all have learnt what was handed out last, and they learn after the next one.
+INLINE void hand_out(const struct queue *q) {
+    if (thread_id() == 0)
+        handed_out = q->answer;
+}
+
+INLINE void learn(struct queue *q, struct operands *in, uint32_t wave) { // nobody waits for the tile's description yet
+    q->number = (int32_t)uniform((uint32_t)handed_out);
+    q->next = q->tiles + (q->number < q->count ? q->number : q->count - 1);
+    q->extent = q->next->extent;
+    load_rows(in, q->next, wave);
+    load_scales(in, q->next, wave >> 1, wave & 1);
+}
+
 // Fill offsets of the step at `position`. A lane that is past the contraction's end is past it by 32 to 448 elements
 // (an even number of 32s up to the end of the body after the last), and its offset is that << 23: at least
 // 2^28, which is past every buffer's end, and short of wrapping.
@@ -589,11 +627,89 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
         UNROLL for (int i_ = 0; i_ < 4; i_++)(at)[i_] = (past_ << 23) + first_at[i_];                                  \
     } while (0)
 
-    const buffer a_scales = load_buffer(&tile->scale[0][wm]), b_scales = load_buffer(&tile->scale[1][wn]);
+#define CLEAR_ALL(c)                                                                                                   \
+    do {                                                                                                               \
+        CLEAR((c)[0][0], "0:15", "0:3", "4:7", "8:11", "12:15");                                                       \
+        CLEAR((c)[0][1], "16:31", "16:19", "20:23", "24:27", "28:31");                                                 \
+        CLEAR((c)[0][2], "32:47", "32:35", "36:39", "40:43", "44:47");                                                 \
+        CLEAR((c)[0][3], "48:63", "48:51", "52:55", "56:59", "60:63");                                                 \
+        if (a_two || b_two) {                                                                                          \
+            CLEAR((c)[1][0], "64:79", "64:67", "68:71", "72:75", "76:79");                                             \
+            CLEAR((c)[1][1], "80:95", "80:83", "84:87", "88:91", "92:95");                                             \
+            CLEAR((c)[1][2], "96:111", "96:99", "100:103", "104:107", "108:111");                                      \
+            CLEAR((c)[1][3], "112:127", "112:115", "116:119", "120:123", "124:127");                                   \
+        }                                                                                                              \
+        if (a_two && b_two) {                                                                                          \
+            CLEAR((c)[2][0], "128:143", "128:131", "132:135", "136:139", "140:143");                                   \
+            CLEAR((c)[2][1], "144:159", "144:147", "148:151", "152:155", "156:159");                                   \
+            CLEAR((c)[2][2], "160:175", "160:163", "164:167", "168:171", "172:175");                                   \
+            CLEAR((c)[2][3], "176:191", "176:179", "180:183", "184:187", "188:191");                                   \
+            CLEAR((c)[3][0], "192:207", "192:195", "196:199", "200:203", "204:207");                                   \
+            CLEAR((c)[3][1], "208:223", "208:211", "212:215", "216:219", "220:223");                                   \
+            CLEAR((c)[3][2], "224:239", "224:227", "228:231", "232:235", "236:239");                                   \
+            CLEAR((c)[3][3], "240:255", "240:243", "244:247", "248:251", "252:255");                                   \
+        }                                                                                                              \
+    } while (0)
+
+// The two steps of a body. The scales of the one after are at a_scale_at and b_scale_at, one register if they can be.
+#define B_SCALE_AT (shape.b_lane_scales == MX_GFX950_LANE_SCALES ? a_scale_at : b_scale_at)
+#define TURN()                                                                                                         \
+    do {                                                                                                               \
+        u32x4 next_sa = __builtin_amdgcn_raw_buffer_load_b128(in.a_scales, a_scale_at, 0, 0);                          \
+        u32x4 next_sb = __builtin_amdgcn_raw_buffer_load_b128(in.b_scales, B_SCALE_AT, 0, 0);                          \
+        uint32_t next_sx = shape.extra ? __builtin_amdgcn_raw_buffer_load_b32(in.b_scales, b_scale_at + 16, 0, 0) : 0; \
+        KEEP_ORDER();                                                                                                  \
+        if (a_two && b_two) {                                                                                          \
+            STEP_256X256(0, a00, a10, b00, b10, x00, x10, a01, b01, x01, sa.x, sa.y, sb.x, sb.y);                      \
+            STEP_256X256(1, a01, a11, b01, b11, x01, x11, a00, b00, x00, sa.z, sa.w, sb.z, sb.w);                      \
+        } else if (b_two) {                                                                                            \
+            STEP_128X256(a0, a1, a00, b00, b10, a01, b01, sa.x, sb.x, sb.y);                                           \
+            STEP_128X256(a1, a0, a01, b01, b11, a00, b00, sa.z, sb.z, sb.w);                                           \
+        } else if (a_two) {                                                                                            \
+            STEP_256X128(b0, b1, a00, a10, b00, a01, b01, sa.x, sa.y, sb.x);                                           \
+            STEP_256X128(b1, b0, a01, a11, b01, a00, b00, sa.z, sa.w, sb.z);                                           \
+        } else {                                                                                                       \
+            STEP_128X128(a0, a1, b0, b1, a00, b00, a01, b01, sa.x, sb.x);                                              \
+            STEP_128X128(a1, a0, b1, b0, a01, b01, a00, b00, sa.z, sb.z);                                              \
+        }                                                                                                              \
+        sa = next_sa;                                                                                                  \
+        sb = next_sb;                                                                                                  \
+        sx = next_sx;                                                                                                  \
+    } while (0)
+#define NEXT_SCALES()                                                                                                  \
+    do {                                                                                                               \
+        a_scale_at += 64 * MX_GFX950_LANE_SCALES;                                                                      \
+        b_scale_at += 64 * (uint32_t)shape.b_lane_scales;                                                              \
+        if (shape.extra)                                                                                               \
+            asm volatile("" : "+v"(b_scale_at)); /* one register */                                                    \
+    } while (0)
+
+// One tile; with a queue, which takes a shape of 256x256 and plain output, it and those after it while they can follow:
+// the fills and scales that the last turn of a tile issues are the next one's first. Then nothing is in flight.
+INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent,
+                          struct shape shape, int32_t stride, int64_t stride_out, struct output to, struct queue *q) {
+    const bool a_two = shape.a_halves == 2, b_two = shape.b_halves == 2;
+    const uint32_t lane = thread_id() & 63, wave = uniform(thread_id() >> 6), wm = wave >> 1, wn = wave & 1;
+
+    struct operands in, next;
+    load_rows(&in, tile, wave);
+    uint32_t fill_lds = wave * (ROW_BLOCK * STEP), fill_extra_lds = fill_lds / 4;
+    // Byte offsets of this lane's 16 bytes in fill i, at step 0, and the last step position at which its 32-element
+    // block still exists.
+    const uint32_t chunk = (lane & 7) ^ lane >> 3, block_end = (chunk / 2 + 1) * MX_BLOCK;
+    const bool exists = block_end <= (uint32_t)extent.depth;
+    uint32_t last = exists ? (uint32_t)extent.depth - block_end : UINT32_MAX;
+    const uint32_t row = (lane >> 5) * 8 + (lane >> 3 & 3);
+    uint32_t base = row * (uint32_t)stride + chunk * 16 + MX_GFX950_FILL_BIAS, first_at[4];
+    base = exists ? base : OUTSIDE;
+    UNROLL for (uint32_t i = 0; i < 4; i++) first_at[i] =
+        base + ((i & 1) * 16 + (i >> 1) * 4) * (uint32_t)stride - i * 1024;
+
+    load_scales(&in, tile, wm, wn);
     uint32_t a_scale_at = lane * MX_GFX950_LANE_SCALES, b_scale_at = lane * (uint32_t)shape.b_lane_scales;
-    u32x4 sa = __builtin_amdgcn_raw_buffer_load_b128(a_scales, a_scale_at, 0, 0);
-    u32x4 sb = __builtin_amdgcn_raw_buffer_load_b128(b_scales, b_scale_at, 0, 0);
-    uint32_t sx = shape.extra ? __builtin_amdgcn_raw_buffer_load_b32(b_scales, b_scale_at + 16, 0, 0) : 0;
+    u32x4 sa = __builtin_amdgcn_raw_buffer_load_b128(in.a_scales, a_scale_at, 0, 0);
+    u32x4 sb = __builtin_amdgcn_raw_buffer_load_b128(in.b_scales, b_scale_at, 0, 0);
+    uint32_t sx = shape.extra ? __builtin_amdgcn_raw_buffer_load_b32(in.b_scales, b_scale_at + 16, 0, 0) : 0;
 
     const int a_bytes = shape.a_halves * 2 * TILE_BUFFER_BYTES, b_bytes = shape.b_halves * 2 * TILE_BUFFER_BYTES;
     uint64_t zeros[2] = {}; // two instructions
@@ -610,16 +726,17 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
         WAIT_ALL_WAVES(63);
     }
     uint32_t at[4], position = 0; // of the step to fill, from the group's start
-    FILL_ALL(a00, a_half0, first_at);
-    FILL_ALL(b00, b_half0, first_at);
+    int32_t turns = extent.bodies;
+    FILL_ALL(a00, in.a_half0, first_at);
+    FILL_ALL(b00, in.b_half0, first_at);
     if (shape.extra)
         FILL_EXTRA(x00, first_at, 0);
     if (b_two)
-        FILL_ALL(b10, b_half1, first_at);
+        FILL_ALL(b10, in.b_half1, first_at);
     if (shape.extra)
         FILL_EXTRA(x10, first_at, 1);
     if (a_two)
-        FILL_ALL(a10, a_half1, first_at);
+        FILL_ALL(a10, in.a_half1, first_at);
     const uint32_t r = lane & 15, group = lane >> 4, swizzle = r & 7;
     const uint32_t low = r * STEP + ((group ^ swizzle) << 4), high = low ^ 64;
     const uint32_t a_low = wm * 8192 + low, a_high = wm * 8192 + high;
@@ -630,40 +747,21 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
         asm volatile("" : "+v"(x_low), "+v"(x_high));
     position += STEP;
     SET_OFFSETS(at);
-    FILL_ALL(a01, a_half0, at);
-    FILL_ALL(b01, b_half0, at);
+    FILL_ALL(a01, in.a_half0, at);
+    FILL_ALL(b01, in.b_half0, at);
     if (shape.extra)
         FILL_EXTRA(x01, at, 0);
     if (b_two)
-        FILL_ALL(b11, b_half1, at);
+        FILL_ALL(b11, in.b_half1, at);
     if (shape.extra)
         FILL_EXTRA(x11, at, 1);
     if (a_two)
-        FILL_ALL(a11, a_half1, at);
+        FILL_ALL(a11, in.a_half1, at);
 
     KEEP_ORDER();
 
     f32x4 c[4][4][4], cx[4][4];
-    CLEAR(c[0][0], "0:15", "0:3", "4:7", "8:11", "12:15");
-    CLEAR(c[0][1], "16:31", "16:19", "20:23", "24:27", "28:31");
-    CLEAR(c[0][2], "32:47", "32:35", "36:39", "40:43", "44:47");
-    CLEAR(c[0][3], "48:63", "48:51", "52:55", "56:59", "60:63");
-    if (a_two || b_two) {
-        CLEAR(c[1][0], "64:79", "64:67", "68:71", "72:75", "76:79");
-        CLEAR(c[1][1], "80:95", "80:83", "84:87", "88:91", "92:95");
-        CLEAR(c[1][2], "96:111", "96:99", "100:103", "104:107", "108:111");
-        CLEAR(c[1][3], "112:127", "112:115", "116:119", "120:123", "124:127");
-    }
-    if (a_two && b_two) {
-        CLEAR(c[2][0], "128:143", "128:131", "132:135", "136:139", "140:143");
-        CLEAR(c[2][1], "144:159", "144:147", "148:151", "152:155", "156:159");
-        CLEAR(c[2][2], "160:175", "160:163", "164:167", "168:171", "172:175");
-        CLEAR(c[2][3], "176:191", "176:179", "180:183", "184:187", "188:191");
-        CLEAR(c[3][0], "192:207", "192:195", "196:199", "200:203", "204:207");
-        CLEAR(c[3][1], "208:223", "208:211", "212:215", "216:219", "220:223");
-        CLEAR(c[3][2], "224:239", "224:227", "228:231", "232:235", "236:239");
-        CLEAR(c[3][3], "240:255", "240:243", "244:247", "248:251", "252:255");
-    }
+    CLEAR_ALL(c);
     if (shape.extra)
         UNROLL for (int i = 0; i < 4; i++) { clear_extra(cx[i], zero); }
     // Until only the fills after a00 and b00 (and x00) are in flight, then until only those of step 1 are.
@@ -675,6 +773,8 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
         WAIT_ALL_WAVES(16);
     else
         WAIT_ALL_WAVES(8);
+    if (q)
+        hand_out(q);
     i32x8 a0[4], a1[4], b0[4], b1[4], x0, x1;
     UNROLL for (int t = 0; t < 4; t++) {
         READ_A(a0, a00, t);
@@ -691,51 +791,71 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
     else
         WAIT_ALL_WAVES(8);
 
-    int32_t turns = extent.bodies;
+    const struct sums sums = {{c[0], c[1], c[2], c[3]}, cx};
+
+    if (!q) {
 #pragma clang loop unroll(disable)
-    do {
-        a_scale_at += 64 * MX_GFX950_LANE_SCALES;
-        b_scale_at += 64 * (uint32_t)shape.b_lane_scales;
-        if (shape.extra)
-            asm volatile("" : "+v"(b_scale_at)); // one register
-        u32x4 next_sa = __builtin_amdgcn_raw_buffer_load_b128(a_scales, a_scale_at, 0, 0);
-        u32x4 next_sb = __builtin_amdgcn_raw_buffer_load_b128(b_scales, b_scale_at, 0, 0);
-        uint32_t next_sx = shape.extra ? __builtin_amdgcn_raw_buffer_load_b32(b_scales, b_scale_at + 16, 0, 0) : 0;
-        KEEP_ORDER();
+        do {
+            NEXT_SCALES();
+            TURN();
+        } while (--turns > 0);
+        PIN(c[0]);
+        if (a_two || b_two)
+            PIN(c[1]);
         if (a_two && b_two) {
-            STEP_256X256(0, a00, a10, b00, b10, x00, x10, a01, b01, x01, sa.x, sa.y, sb.x, sb.y);
-            STEP_256X256(1, a01, a11, b01, b11, x01, x11, a00, b00, x00, sa.z, sa.w, sb.z, sb.w);
-        } else if (b_two) {
-            STEP_128X256(a0, a1, a00, b00, b10, a01, b01, sa.x, sb.x, sb.y);
-            STEP_128X256(a1, a0, a01, b01, b11, a00, b00, sa.z, sb.z, sb.w);
-        } else if (a_two) {
-            STEP_256X128(b0, b1, a00, a10, b00, a01, b01, sa.x, sa.y, sb.x);
-            STEP_256X128(b1, b0, a01, a11, b01, a00, b00, sa.z, sa.w, sb.z);
-        } else {
-            STEP_128X128(a0, a1, b0, b1, a00, b00, a01, b01, sa.x, sb.x);
-            STEP_128X128(a1, a0, b1, b0, a01, b01, a00, b00, sa.z, sb.z);
+            PIN(c[2]);
+            PIN(c[3]);
         }
-        sa = next_sa;
-        sb = next_sb;
-        sx = next_sx;
-    } while (--turns > 0);
-#undef SET_OFFSETS
-    PIN(c[0]);
-    if (a_two || b_two)
+        if (shape.extra)
+            FINISH_EXTRA();
+        if (to.any) {
+            WAIT_ALL_WAVES(0); // the last turn's fills, too: they must not reach LDS after this
+            store_staged(tile, extent, shape, to, stride_out, sums, wave, lane);
+        } else {
+            WAIT(0); // nor after this block
+            store_direct(tile, extent, shape, to, stride_out, sums, wave, lane);
+        }
+        return;
+    }
+    learn(q, &next, wave);
+    for (;;) { // once a tile
+        ROLLED while (--turns > 0) {
+            NEXT_SCALES();
+            TURN();
+        }
+        // Only after and before tiles of a body or more: all lanes' blocks exist in step 0, so that first_at is right,
+        // and fills of the next tile's first two steps leave nothing of this one in rows that exist.
+        const bool goes_on =
+            q->number < q->count && q->extent.depth >= MX_GFX950_BODY && extent.depth >= MX_GFX950_BODY;
+        NEXT_SCALES();
+        if (goes_on) {
+            ask(q);
+            in = next;
+            last = (uint32_t)q->extent.depth - block_end;
+            position = (uint32_t)-STEP;
+            a_scale_at = b_scale_at = lane * MX_GFX950_LANE_SCALES;
+        }
+        TURN();
+        PIN(c[0]);
         PIN(c[1]);
-    if (a_two && b_two) {
         PIN(c[2]);
         PIN(c[3]);
-    }
-    if (shape.extra)
-        FINISH_EXTRA();
-    const struct sums sums = {{c[0], c[1], c[2], c[3]}, cx};
-    if (to.any) {
-        WAIT_ALL_WAVES(0); // the last turn's fills, too: they must not reach LDS after this
-        store_staged(tile, extent, shape, to, stride_out, sums, wave, lane);
-    } else {
-        WAIT(0); // nor after this block
-        store_direct(tile, extent, shape, to, stride_out, sums, wave, lane);
+        hand_out(q); // for nobody if it does not go on
+        uint32_t out_lane = lane, out_wave = wave;
+        int32_t out_stride = (int32_t)stride_out;
+        asm volatile("" : "+v"(out_lane), "+s"(out_wave), "+s"(out_stride)); // no addresses before the first tile
+        store_direct(tile, extent, shape, to, out_stride, sums, out_wave, out_lane);
+        if (!goes_on) {
+            WAIT_ALL_WAVES(0);
+            return;
+        }
+        tile = q->next;
+        extent = q->extent;
+        turns = extent.bodies;
+        WAIT_ALL_WAVES(63);
+        learn(q, &next, wave);
+        CLEAR_ALL(c);
+        KEEP_ORDER();
     }
 }
 
@@ -749,23 +869,56 @@ INLINE void run_tile(const struct mx_gfx950_plan *plan, int rows, int cols, int6
                                 cols == 320 ? MX_GFX950_WIDE_LANE_SCALES : MX_GFX950_LANE_SCALES};
     const struct shape wide = {2, 2, true, MX_GFX950_WIDE_LANE_SCALES};
     if (extent.bodies == 0) {
-        store_zeros(tile, extent, to, stride_out);
+        store_zeros(tile, extent, to, stride_out, (u32x4){});
         __builtin_amdgcn_endpgm(); // rather than return: the compiler joins no paths
     }
     if (cols == 320 && extent.cols > 256) {
-        multiply_tile(tile, extent, wide, (int32_t)stride, stride_out, to);
+        multiply_tile(tile, extent, wide, (int32_t)stride, stride_out, to, nullptr);
         __builtin_amdgcn_endpgm();
     }
-    multiply_tile(tile, extent, shape, (int32_t)stride, stride_out, to);
+    multiply_tile(tile, extent, shape, (int32_t)stride, stride_out, to, nullptr);
     __builtin_amdgcn_endpgm();
 }
 
-#define DEFINE_ROWS(name, tile_rows, tile_cols, type, add, any)                                                        \
+// The block's first tile, then those that the queue gives.
+INLINE void run_tiles(const struct mx_gfx950_plan *plan, int64_t stride, int64_t stride_out, struct output to) {
+    const struct shape shape = {2, 2, false, MX_GFX950_LANE_SCALES};
+    struct queue q;
+    q.tiles = (const CONSTANT struct mx_gfx950_tile *)(uintptr_t)plan->workspace;
+    q.counters = (GLOBAL char *)plan->workspace + plan->counters;
+    q.count = plan->tiles;
+    q.number = (int32_t)block_id();
+    do { // nothing is in flight, and no tile has been asked for
+        const CONSTANT struct mx_gfx950_tile *tile = q.tiles + q.number;
+        const struct mx_gfx950_extent extent = tile->extent;
+        ask(&q);
+        if (extent.bodies) {
+            multiply_tile(tile, extent, shape, (int32_t)stride, stride_out, to, &q);
+        } else {
+            int64_t out_stride = stride_out;
+            u32x4 zeros = {};
+            asm volatile("" : "+s"(out_stride), "+v"(zeros)); // no addresses, no zeros before the first tile
+            store_zeros(tile, extent, to, out_stride, zeros);
+            WAIT_ALL_WAVES(0);
+            hand_out(&q);
+            WAIT_ALL_WAVES(0);
+            struct operands unused;
+            learn(&q, &unused, 0);
+        }
+    } while (q.number < q.count);
+    __builtin_amdgcn_endpgm();
+}
+
+#define DEFINE_ROWS(name, tile_rows, tile_cols, type, add, any, persistent)                                            \
     KERNEL void name(struct mx_rows_args args, struct mx_gfx950_plan plan) {                                           \
+        if (persistent)                                                                                                \
+            run_tiles(&plan, args.k, args.n, (struct output){type, add, any, any});                                    \
         run_tile(&plan, tile_rows, tile_cols, args.k, args.n, (struct output){type, add, any, any});                   \
     }
-#define DEFINE_DEPTH(name, tile_rows, tile_cols, type, add, any)                                                       \
+#define DEFINE_DEPTH(name, tile_rows, tile_cols, type, add, any, persistent)                                           \
     KERNEL void name(struct mx_depth_args args, struct mx_gfx950_plan plan) {                                          \
+        if (persistent)                                                                                                \
+            run_tiles(&plan, args.depth, args.k, (struct output){type, add, false, any});                              \
         run_tile(&plan, tile_rows, tile_cols, args.depth, args.k, (struct output){type, add, false, any});             \
     }
 MX_GFX950_ROWS_KERNELS(DEFINE_ROWS)

@@ -237,6 +237,13 @@ INLINE void shuffle_depth(struct chunk c, const GLOBAL uint8_t *src, int64_t row
 
 // ---- tiles ----
 
+// The blocks of a persistent kernel begin with the first tiles.
+INLINE void set_counters(const struct mx_gfx950_plan *plan) {
+    const int32_t xcd = (int32_t)thread_id();
+    if (block_id() == 0 && xcd < MX_GFX950_XCDS)
+        *(GLOBAL int32_t *)(plan->workspace + plan->counters + xcd * MX_GFX950_COUNTER_BYTES) = plan->blocks + xcd;
+}
+
 // The tile that a block of the GEMM does: neighbours go to one XCD.
 INLINE int64_t tile_of_block(int64_t block) { return (block & ~31ll) | (block & 7) << 2 | (block >> 3 & 3); }
 
@@ -307,12 +314,13 @@ KERNEL void mx_prepare_rows_gfx950(struct mx_rows_args args, struct mx_gfx950_pl
                               .unit_size = (uint32_t)plan.tile_rows,
                               .layout = ROWS};
     const int32_t block = (int32_t)block_id();
+    set_counters(&plan);
     if (block < tile_blocks) {
         const int32_t first = block * MX_GFX950_TILES_PER_BLOCK, band = 2 * plan.col_tiles;
         const int32_t first_row = first / band * 2;
         const int32_t last_row = (first + MX_GFX950_TILES_PER_BLOCK - 1) / band * 2 + 1;
         find_units(walk, first_row, last_row + 1 - first_row);
-        ROLLED for (int32_t i = first + (int32_t)thread_id(); i < first + MX_GFX950_TILES_PER_BLOCK && i < plan.blocks;
+        ROLLED for (int32_t i = first + (int32_t)thread_id(); i < first + MX_GFX950_TILES_PER_BLOCK && i < plan.tiles;
                     i += THREADS) {
             const int64_t at = tile_of_block(i);
             struct mx_gfx950_tile tile = {};
@@ -362,11 +370,12 @@ KERNEL void mx_prepare_depth_gfx950(struct mx_depth_args args, struct mx_gfx950_
                               .unit_size = MX_GFX950_BODY,
                               .layout = args.plain ? PLAIN_DEPTH : OWN_DEPTH};
     const int32_t block = (int32_t)block_id();
+    set_counters(&plan);
     if (block < tile_blocks) {
         const int32_t first = block * MX_GFX950_TILES_PER_BLOCK, per_group = plan.row_tiles * plan.col_tiles;
         const int32_t first_group = first / per_group;
         find_groups(walk, first_group, MX_GFX950_TILES_PER_BLOCK + 1);
-        ROLLED for (int32_t i = first + (int32_t)thread_id(); i < first + MX_GFX950_TILES_PER_BLOCK && i < plan.blocks;
+        ROLLED for (int32_t i = first + (int32_t)thread_id(); i < first + MX_GFX950_TILES_PER_BLOCK && i < plan.tiles;
                     i += THREADS) {
             const int64_t at = tile_of_block(i);
             struct mx_gfx950_tile tile = {};

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -156,6 +157,24 @@ def test_published_figures() -> None:
     assert model.unaligned_cost(model.PUBLISHED[-1]) == pytest.approx(1.010, abs=0.003)
 
 
-def test_persistent_kernel_saves_the_trips_to_memory() -> None:
-    saved = cost(WHOLE) - cost(WHOLE, Kernel(persistent=True))
-    assert saved == model.START + 2 * model.LATENCY
+PERSISTENT = Kernel({(256, 256): (200, 300)}, persistent=True)
+
+
+def test_persistent_further_tile() -> None:
+    """It has neither start nor trips to memory, unless it is less than a body, which has no start."""
+    further = model.FURTHER + 5 * (model.AGAIN - 300) + 256 * 256 * 2 / 64
+    assert model.fixed_cycles(WHOLE, PERSISTENT, 2) == further
+    short = WHOLE._replace(depth=224)
+    assert (
+        model.fixed_cycles(short, PERSISTENT, 2)
+        == model.fixed_cycles(short, replace(PERSISTENT, persistent=False), 2) - model.START
+    )
+
+
+def test_persistent_rounds() -> None:
+    """256 tiles a round: each further one adds a further tile's cycles."""
+    rounds = [
+        estimate(Problem("depth", (1024,) * 16 * n, 1024, 1024), Plan(kernel=PERSISTENT)).cycles for n in (1, 2, 3)
+    ]
+    assert [b - a for a, b in pairwise(rounds)] == pytest.approx([cost(WHOLE, PERSISTENT)] * 2)
+    assert rounds[0] == pytest.approx(cost(WHOLE, replace(PERSISTENT, persistent=False)) + 5 * (model.AGAIN - 300))

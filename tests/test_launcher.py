@@ -736,6 +736,20 @@ def test_cuda_grids(new, op: str, args: ctypes.Structure, prepare_blocks: int, b
     assert [launch.grid for launch in launcher.launches()] == [f"{prepare_blocks} 1 1", f"{blocks} 1 1"]
 
 
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        ("rows", rows_args(m=16384, n=7168, k=2048, groups=32)),
+        ("depth", depth_args(n=2048, k=1024, depth=131072, groups=32)),
+    ],
+)
+def test_hip_persistent_kernels_have_a_block_a_cu(new, op: str, args: ctypes.Structure) -> None:
+    launcher = new(HIP)
+    assert launcher.call(f"gemm_{op}", args) is None
+    gemm = launcher.launches()[1]
+    assert (gemm.kernel, gemm.grid) == (f"mx_gemm_{op}_gfx950_256x256_bf16_persistent", "256 1 1")
+
+
 # The emulator's way: the same launches, around which the host's memory is shown to it.
 
 

@@ -21,6 +21,8 @@ class Body:
     loop: tuple[int, int]  # first and past the last
     prologue: list[int]
     epilogue: list[int]
+    last_turn: tuple[int, int] | None = None  # of a persistent kernel: after the loop, first and past the last
+    between: list[int] = field(default_factory=list)  # and around this and the epilogue, to the next tile's loop
 
 
 @dataclass
@@ -55,14 +57,44 @@ class Kernel:
                 todo += [n for n in edges[i] if n not in without]
         return seen
 
+    def way(self, start: int, goal: int) -> list[int]:
+        """Fewest instructions from one to before another, for a wave that has lanes for whatever some lanes do."""
+        came: dict[int, int] = {start: start}
+        todo = [start]
+        for i in todo:
+            after = [i + 1] if "branch_exec" in self.op(i) else self.next(i)
+            for n in after:
+                if n not in came:
+                    came[n] = i
+                    todo.append(n)
+        found = [came[goal]]
+        while found[-1] != start:
+            found.append(came[found[-1]])
+        return found[::-1]
+
+    def persistent_body(self, loop: tuple[int, int]) -> Body:
+        """Its parts as a whole tile's wave runs them: there are paths from everywhere to everywhere."""
+        products = [i for i in range(loop[1], len(self.text)) if self.op(i).startswith("v_mfma_scale")]
+        first = max(i for i in range(products[0]) if "branch" in self.op(i) or i in self.target.values())
+        first += "branch" in self.op(first)
+        end = 1 + min(i for i in range(products[-1], len(self.text)) if self.op(i) == "s_barrier")
+        clear = min(i for i in range(end, len(self.text)) if self.op(i).startswith("v_mfma"))
+        between = [*range(loop[1], first), *self.way(clear, loop[0])]
+        return Body(loop, self.way(0, loop[0]), self.way(end, clear), (first, end), between)
+
     @functools.cached_property
     def bodies(self) -> list[Body]:
-        """Each straight loop with matrix instructions, what can run before it and what after; no path leads back."""
+        """Each straight loop with matrix instructions, what can run before it and what after.
+
+        No path leads back, but in a persistent kernel.
+        """
         loops = [
             (to, at + 1)
             for at, to in self.target.items()
             if to <= at and self.count("v_mfma", to, at) and not self.count(".*branch", to, at)
         ]
+        if self.name.endswith("_persistent"):
+            return [self.persistent_body(*loops)]
         edges = {i: self.next(i) for i in range(len(self.text))}
         back: dict[int, list[int]] = {i: [] for i in edges}
         for i, after in edges.items():

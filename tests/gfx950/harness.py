@@ -33,10 +33,12 @@ HOST = """
 EXPORT int tile_bytes = sizeof(struct mx_gfx950_tile);
 EXPORT int rows_bytes = sizeof(struct mx_rows_args), depth_bytes = sizeof(struct mx_depth_args);
 EXPORT int plan_bytes = sizeof(struct mx_gfx950_plan);
-EXPORT void plan_rows(const struct mx_rows_args *a, void *ws, int r, int c, struct mx_gfx950_plan *to)
-{ *to = mx_gfx950_plan_rows(a, ws, r, c); }
-EXPORT void plan_depth(const struct mx_depth_args *a, void *ws, int r, int c, struct mx_gfx950_plan *to)
-{ *to = mx_gfx950_plan_depth(a, ws, r, c); }
+static const struct mx_gfx950_kernel rows_lines[] = {MX_GFX950_ROWS_KERNELS(MX_GFX950_KERNEL_LINE)};
+static const struct mx_gfx950_kernel depth_lines[] = {MX_GFX950_DEPTH_KERNELS(MX_GFX950_KERNEL_LINE)};
+EXPORT void plan_rows(const struct mx_rows_args *a, void *ws, int kernel, struct mx_gfx950_plan *to)
+{ *to = mx_gfx950_plan_rows(a, ws, rows_lines + kernel); }
+EXPORT void plan_depth(const struct mx_depth_args *a, void *ws, int kernel, struct mx_gfx950_plan *to)
+{ *to = mx_gfx950_plan_depth(a, ws, depth_lines + kernel); }
 EXPORT int choose_rows(const struct mx_rows_args *a) { return mx_gfx950_choose_rows(a); }
 EXPORT int choose_depth(const struct mx_depth_args *a) { return mx_gfx950_choose_depth(a); }
 #define NAME(name, ...) #name,
@@ -101,9 +103,9 @@ def chosen(op: str, args: ctypes.Structure) -> str:
     return kernel_names(op)[getattr(host(), f"choose_{op}")(ctypes.byref(args))]
 
 
-def planned(op: str, tile_rows: int, tile_cols: int, **of: int) -> Plan:
+def plan_of(op: str, args: ctypes.Structure, kernel: str) -> Plan:
     plan = Plan()
-    getattr(host(), f"plan_{op}")(ctypes.byref(sizes(op, **of)), None, tile_rows, tile_cols, ctypes.byref(plan))
+    getattr(host(), f"plan_{op}")(ctypes.byref(args), None, kernel_names(op).index(kernel), ctypes.byref(plan))
     return plan
 
 
@@ -113,21 +115,22 @@ def call(
     kernel: str | None = None,
     tile: str | None = None,
     gemm: Module | None = None,
+    blocks: int | None = None,
 ) -> str:
     """Launches prepare and the GEMM; the workspace holds junk before and has exactly the planned size.
 
-    `tile` ("128x256") takes the place of the tile of the choice, `gemm` of the GEMMs' code object.
+    `tile` ("128x256") takes the place of the tile of the choice, `gemm` of the GEMMs' code object. `blocks` is the most
+    that a persistent kernel has.
     """
-    lib = host()
     if kernel is None:
         kernel = chosen(op, args)
     if tile:
-        kernel = re.sub(r"gfx950_\d+x\d+", f"gfx950_{tile}", kernel)
-    rows, cols = map(int, re.search(r"gfx950_(\d+)x(\d+)", kernel).groups())
-    plan = Plan()
-    getattr(lib, f"plan_{op}")(ctypes.byref(args), None, rows, cols, ctypes.byref(plan))
+        kernel = re.sub(r"gfx950_\d+x\d+", f"gfx950_{tile}", kernel.removesuffix("_persistent"))
+    plan = plan_of(op, args, kernel)
     if plan.blocks == 0:
         return kernel
+    if blocks and kernel.endswith("_persistent"):
+        plan.blocks = min(plan.blocks, blocks)
     workspace = Buffer(np.full(max(plan.bytes, 64), 0xFF, np.uint8))
     plan.workspace = workspace.ptr
     try:
@@ -194,12 +197,13 @@ def gemm_rows(
     shift=0,
     tile=None,
     gemm: Module | None = None,
+    blocks: int | None = None,
 ) -> Tensor:
     (m, k), (groups, n) = a.data.shape, b.data.shape[:2]
     buffers = [upload(t) for t in (a.data, a.scale, b.data, b.scale, offs, bias)]
     out = Out((m, n), dtype, shift=shift)
     args = Rows(*map(pointer, buffers), out.ptr, m, n, k, groups, int(dtype == torch.float32))
-    call("rows", args, kernel, tile, gemm)
+    call("rows", args, kernel, tile, gemm, blocks)
     for buffer in buffers:
         if buffer:
             buffer.free()
@@ -216,6 +220,7 @@ def gemm_depth(
     kernel=None,
     shift=0,
     tile=None,
+    blocks: int | None = None,
 ) -> Tensor:
     (n, depth), k, groups = a.data.shape, b.data.shape[0], len(offs)
     buffers = [upload(t) for t in (a.data, a.scale, b.data, b.scale, offs)]
@@ -225,7 +230,7 @@ def gemm_depth(
     args = Depth(
         *map(pointer, buffers), out.ptr, n, k, depth, groups, int(dtype == torch.float32), add is not None, plain
     )
-    call("depth", args, kernel, tile)
+    call("depth", args, kernel, tile, blocks=blocks)
     for buffer in buffers:
         if buffer:
             buffer.free()

@@ -44,6 +44,14 @@ ROWS = [
     ([36, 0, 3], 24, 96, 9, 4),
     ([315], 264, 672, 0, 0),
 ]
+# Several tiles a block, that follow one another or begin from nothing, and tiles of zeros.
+PERSISTENT_ROWS = [([300, 40, 257], 520, 288, 600, 0), ([256], 1032, 256, 0, 0), ([30, 257], 1032, 96, 300, 0)]
+PERSISTENT_DEPTH = [
+    ([300, 0, 257], 300, 520, 0, 0, False),
+    ([16, 1, 8], 264, 520, 0, 0, True),
+    ([600], 257, 1288, 0, 0, False),
+]
+PERSISTENT_BLOCKS = 8
 LONG_ROWS = ([5, 0, 9], 520, 4224, 3, 0)  # several chunks of bodies
 MANY_ROWS = ([1 if g % 70 in (2, 3) else 0 for g in range(599)] + [1000], 264, 32, 3, 0)
 # lengths (of blocks in the plain layout), n, k, columns past the last group, shift, plain layout
@@ -87,7 +95,9 @@ def rows_call(number: int, stem: str, kernel: str, case: tuple) -> Callable[[Mod
     def run(module: Module) -> list[np.ndarray]:
         schedule(number)
         move = shift * dtype.itemsize // 2 if takes_any(kernel) else 0
-        return in_place_of(stem, module, lambda: harness.gemm_rows(a, b, offs, dtype, bias, kernel, move))
+        return in_place_of(
+            stem, module, lambda: harness.gemm_rows(a, b, offs, dtype, bias, kernel, move, blocks=PERSISTENT_BLOCKS)
+        )
 
     return run
 
@@ -103,7 +113,11 @@ def depth_call(number: int, stem: str, kernel: str, case: tuple) -> Callable[[Mo
     def run(module: Module) -> list[np.ndarray]:
         schedule(number)
         move = shift * dtype.itemsize // 2 if takes_any(kernel) else 0
-        return in_place_of(stem, module, lambda: harness.gemm_depth(a, b, offs, dtype, add, plain, kernel, move))
+        return in_place_of(
+            stem,
+            module,
+            lambda: harness.gemm_depth(a, b, offs, dtype, add, plain, kernel, move, blocks=PERSISTENT_BLOCKS),
+        )
 
     return run
 
@@ -299,6 +313,8 @@ def subject(kernel: str) -> Subject:
     for i, n in enumerate(widths(kernel)):
         depth = 32 + 128 * (i % 2)
         cases.append(([2], n, depth, 0, 0) if op == "rows" else ([depth - 3], 2, n, 0, 0, False))
+    if kernel.endswith("_persistent"):
+        cases += PERSISTENT_ROWS if op == "rows" else PERSISTENT_DEPTH
     calls = [call(n, "gemm_gfx950", kernel, case) for n, case in enumerate(cases)]
     return Subject(path_of(kernel), kernel, calls)
 
@@ -312,5 +328,7 @@ def prepare_calls(op: str, call: Callable) -> list[Callable[[Module], list[np.nd
         return f"mx_gemm_{op}_gfx950_{'128x128' if number % 4 == 3 else '256x320'}_f32_any"
 
     calls = [call(n, "prepare_gfx950", gemm_kernel(n), case) for n, case in enumerate(cases)]
+    persistent = (PERSISTENT_ROWS if op == "rows" else PERSISTENT_DEPTH)[0]
+    calls.insert(0, call(0, "prepare_gfx950", f"mx_gemm_{op}_gfx950_256x256_bf16_persistent", persistent))
     calls[-2:-2] = [bad_offs_call(n, op, "prepare_gfx950", gemm_kernel(n)) for n in range(len(BAD_OFFS))]
     return calls

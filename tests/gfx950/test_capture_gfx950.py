@@ -15,7 +15,7 @@ import ctypes, json, sys
 import torch
 import mxfp8_moe
 from pathlib import Path
-from test_launcher import Backend, Error, Exec, Rows
+from test_launcher import Backend, Depth, Error, Exec, Rows
 hip = ctypes.CDLL("libamdhip64.so")
 product = ctypes.CDLL(str(Path(mxfp8_moe.__file__).with_name("libmxfp8.so")))
 product.mx_backends.restype = ctypes.POINTER(ctypes.POINTER(Backend))
@@ -40,16 +40,24 @@ def host(pointer, like):
     return out
 
 torch.manual_seed(0)
-m, k, n, groups = 70, 96, 40, 3
 # Small integers times a power of two of their block: all sums are exact, whatever their order.
-x, w = (
-    (torch.randint(-3, 4, (*s, k // 32, 32)) * torch.exp2(torch.randint(-3, 4, (*s, k // 32, 1)))).flatten(-2)
-    for s in ((m,), (groups, n))
-)
-(a, a_scale), (b, b_scale) = (torch.ops.mxfp8.quantize_rows(t) for t in (x, w))
-routings = [torch.tensor(r, dtype=torch.int32) for r in ([20, 20, 64], [0, 33, 70], [1, 2, 3])]
-out = torch.full((m, n), 7, dtype=torch.bfloat16)
-args = Rows(*map(device, (a, a_scale, b, b_scale, routings[0])), None, device(out), m, n, k, groups, 0)
+def operand(*shape):
+    blocks = (*shape[:-1], shape[-1] // 32)
+    x = torch.randint(-3, 4, (*blocks, 32)) * torch.exp2(torch.randint(-3, 4, (*blocks, 1)))
+    return torch.ops.mxfp8.quantize_rows(x.flatten(-2))
+
+if sys.argv[2] == "rows":
+    m, k, n, groups = 70, 96, 40, 3
+    operands = operand(m, k) + operand(groups, n, k)
+    routings, out = [[20, 20, 64], [0, 33, 70], [1, 2, 3]], torch.full((m, n), 7, dtype=torch.bfloat16)
+    args = Rows(*map(device, operands), None, None, device(out), m, n, k, groups, 0)
+else:  # tiles enough for a persistent kernel
+    m, k, n, groups = 512, 4096, 4096, 2
+    operands = operand(n, m) + operand(k, m)
+    routings, out = [[256, 512], [224, 480], [0, 288]], torch.full((groups, n, k), 7, dtype=torch.bfloat16)
+    args = Depth(*map(device, operands), None, device(out), n, k, m, groups, 0, 0, 1)
+routings = [torch.tensor(r, dtype=torch.int32) for r in routings]
+args.offs = device(routings[0])
 stream = ctypes.c_void_p()
 check(hip.hipStreamCreate(ctypes.byref(stream)))
 error = Error()
@@ -57,7 +65,8 @@ assert backend.available(0, ctypes.byref(error)) == 0, error.text
 where = Exec(workspace=device(torch.full((1 << 20,), 255, dtype=torch.uint8)), stream=stream.value, device=0)
 
 def call():
-    assert backend.gemm_rows(ctypes.byref(args), ctypes.byref(where), ctypes.byref(error)) == 0, error.text
+    gemm = getattr(backend, "gemm_" + sys.argv[2])
+    assert gemm(ctypes.byref(args), ctypes.byref(where), ctypes.byref(error)) == 0, error.text
 
 if sys.argv[1] == "loaded":  # else the first call, which loads the kernels, is the captured one
     call()
@@ -73,13 +82,16 @@ for offs in routings:
     check(hip.hipMemcpy(ctypes.c_void_p(args.offs), ctypes.c_void_p(offs.data_ptr()), ctypes.c_size_t(offs.nbytes), 1))
     check(hip.hipGraphLaunch(executable, stream))
     check(hip.hipStreamSynchronize(stream))
-    wanted = torch.ops.mxfp8.grouped_mm(a, a_scale, b, b_scale, offs)
+    if sys.argv[2] == "rows":
+        wanted = torch.ops.mxfp8.grouped_mm(*operands, offs)
+    else:
+        wanted = torch.ops.mxfp8.grouped_mm_wgrad(*operands, offs, plain=True)
     replays.append(torch.equal(host(args.out, out), wanted))
 print(json.dumps({"untouched": untouched, "replays": replays}))
 """
 
 
-def run(when: str) -> dict[str, object]:
+def run(when: str, op: str = "rows") -> dict[str, object]:
     paths = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
         **os.environ,
@@ -88,7 +100,7 @@ def run(when: str) -> dict[str, object]:
         "MXFP8_EMU_OOB": "zero",
         "MXFP8_BACKEND": "cpu",
     }
-    done = subprocess.run([sys.executable, "-c", SCRIPT, when], env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", SCRIPT, when, op], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -99,3 +111,8 @@ def test_capture_after_a_call() -> None:
 
 def test_capture_of_the_first_call() -> None:
     assert run("first") == {"untouched": True, "replays": [True, True, True]}
+
+
+def test_capture_of_a_persistent_kernel() -> None:
+    """Each replay counts its tiles from the start."""
+    assert run("first", "depth") == {"untouched": True, "replays": [True, True, True]}

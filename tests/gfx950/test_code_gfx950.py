@@ -46,6 +46,11 @@ def bodies(name):
     return list(zip(found, [SHAPES[shape] for shape in shapes], strict=True))
 
 
+def turns(body):
+    """Straight code that multiplies, and how many branches it has."""
+    return [(*body.loop, 1), *([(*body.last_turn, 0)] if body.last_turn else [])]
+
+
 def kernel(name):
     return kernels_of("gemm_gfx950")[name]
 
@@ -59,6 +64,11 @@ def test_every_kernel_is_there():
             start, end = body.loop
             print(f"{name:42} {end - start:4} {len(body.prologue):8} {len(body.epilogue):8} {k.bytes:6} ", end="")
             print(f"{k.resources['vgpr_count']:4}")
+            if body.last_turn:
+                start, end = body.last_turn
+                print(
+                    f"{'and the turn after the loop, then from tile to tile':42} {end - start:4} {len(body.between):8}"
+                )
     assert set(kernels_of("prepare_gfx950")) == {"mx_prepare_rows_gfx950", "mx_prepare_depth_gfx950"}
 
 
@@ -71,19 +81,19 @@ def test_resources(name):
     assert r["vgpr_spill_count"] == r["sgpr_spill_count"] == r["private_segment_fixed_size"] == 0
     assert k.count("scratch_") == 0
     rows, cols = map(int, tile(name).split("x"))
-    assert r["group_segment_fixed_size"] == 2 * 128 * (rows + cols)
+    assert r["group_segment_fixed_size"] == 2 * 128 * (rows + cols) + 4 * name.endswith("_persistent")
     assert k.bytes <= 32768
-    assert k.count("v_mfma_scale") == sum(k.count("v_mfma_scale", *body.loop) for body, _ in bodies(name))
+    products = sum(k.count("v_mfma_scale", *turn[:2]) for body, _ in bodies(name) for turn in turns(body))
+    assert k.count("v_mfma_scale") == products
 
 
 @gemm
 def test_main_loop(name):
     k = kernel(name)
-    for body, shape in bodies(name):
-        start, end = body.loop
+    for shape, start, end, branches in [(s, *turn) for body, s in bodies(name) for turn in turns(body)]:
         assert k.count("v_mfma_scale_f32_16x16x128_f8f6f4", start, end) == shape.products
         assert end - start <= shape.instructions
-        assert k.count(".*branch", start, end) == 1, "no branch but the loop's"
+        assert k.count(".*branch", start, end) == branches, "no branch but the loop's"
         assert k.count("v_accvgpr|v_readfirstlane|scratch_", start, end) == 0
         assert k.count("ds_read_b128", start, end) == shape.reads
         assert k.count("buffer_load_dwordx4 .* lds", start, end) == shape.fills
@@ -101,6 +111,8 @@ def test_prologue(name):
     for body, _ in bodies(name):
         assert len(body.prologue) <= 200, "static count, with what only groups of less than a body execute"
         assert k.count_at("v_accvgpr", body.prologue) == 0
+        assert len(body.between) <= 200
+        assert k.count_at("v_accvgpr", body.between) == 0
 
 
 @gemm

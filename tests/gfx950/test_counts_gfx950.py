@@ -26,6 +26,21 @@ def test_counts(name: str) -> None:
 
 
 @pytest.mark.parametrize("op", ["rows", "depth"])
+def test_persistent_counts(op: str) -> None:
+    """A further tile takes what stands around the turns, but for what it skips."""
+    name = f"mx_gemm_{op}_gfx950_256x256_bf16_persistent"
+    c, k = counts.count(name), kernels_of("gemm_gfx950")[name]
+    (body,) = k.bodies
+    assert sum(c.body.values()) == body.loop[1] - body.loop[0]
+    assert c.counters["dma_bytes"] == 512 * 256
+    assert c.counters["lds_conflicts"] == 0
+    assert c.stores == k.count_at("buffer_store", body.epilogue)
+    assert len(body.epilogue) < c.further <= len(body.epilogue) + len(body.between)
+    assert {(256, 256): (c.prologue, c.epilogue)} == model.PERSISTENT
+    assert c.further == model.AGAIN
+
+
+@pytest.mark.parametrize("op", ["rows", "depth"])
 def test_the_model_has_these_counts(op: str) -> None:
     plain = [counts.count(name) for name in counts.kernel_names(op) if name.endswith("_bf16")]
     assert len(plain) == {"rows": 5, "depth": 3}[op]

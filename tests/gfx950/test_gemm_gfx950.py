@@ -14,7 +14,7 @@ import pytest
 import reference as ref
 import torch
 from emulator import counter, library, set_option
-from harness import chosen, gemm_depth, gemm_rows, kernel_names, planned, sizes
+from harness import chosen, gemm_depth, gemm_rows, kernel_names, plan_of, sizes
 from inputs import Operand, offs_of, quantizer_layout, random_operand
 
 CPU = torch.device("cpu")
@@ -43,10 +43,10 @@ def rows_case(lengths, n, k, tail=0, kind="finite", seed=1):
     return a, b, offs_of(lengths)
 
 
-def check_rows(lengths, n, k, tail=0, dtype=BF16, bias=False, kind="finite", shift=0, tile=None):
+def check_rows(lengths, n, k, tail=0, dtype=BF16, bias=False, kind="finite", shift=0, tile=None, **how):
     a, b, offs = rows_case(lengths, n, k, tail, kind)
     b_bias = torch.randn(len(lengths), n, generator=torch.Generator().manual_seed(3)) * 100 if bias else None
-    got = gemm_rows(a, b, offs, dtype, b_bias, shift=shift, tile=tile)
+    got = gemm_rows(a, b, offs, dtype, b_bias, shift=shift, tile=tile, **how)
     used = sum(lengths)
     live = Operand(a.data[:used], a.scale[:used])
     exact = ref.grouped_rows(*live, *b, offs, b_bias)
@@ -75,11 +75,11 @@ def plain_case(blocks, n, k, tail=0, kind="finite", seed=1):
     return a, b, offs_of(lengths)
 
 
-def check_depth(case, n, k, dtype=BF16, add=False, plain=False, shift=0, tile=None):
+def check_depth(case, n, k, dtype=BF16, add=False, plain=False, shift=0, tile=None, **how):
     a, b, offs = case
     groups = len(offs)
     start = torch.randn(groups, n, k, generator=torch.Generator().manual_seed(3)) * 1000 if add else None
-    got = gemm_depth(a, b, offs, dtype, start, plain, shift=shift, tile=tile)
+    got = gemm_depth(a, b, offs, dtype, start, plain, shift=shift, tile=tile, **how)
     exact = ref.grouped_depth(*a, *b, offs, plain=plain, add=start)
     ref.assert_close(got, exact)
     for group, (begin, end) in enumerate(ref.bounds(offs)):
@@ -294,12 +294,15 @@ def test_rows_no_tokens():
         ("rows", 62000, 128, 7168, 8, "256x128"),
         ("rows", 300, 100, 512, 4, "128x128"),
         ("depth", 2048, 7168, 131072, 32, "256x320"),
-        ("depth", 2048, 1024, 131072, 32, "256x256"),
+        ("depth", 2048, 1024, 131072, 32, "256x256_bf16_persistent"),
+        ("rows", 16384, 7168, 2048, 32, "256x256_bf16_persistent"),
+        ("rows", 16384, 7168, 224, 32, "256x256_bf16"),  # contractions of less than a body: no overlap
+        ("rows", 6144, 2048, 7168, 8, "256x256_bf16"),  # no more tiles than CUs
         ("depth", 512, 512, 4096, 4, "128x128"),
     ],
 )
 def test_choice_of_tile(op, rows, cols, depth, groups, tile):
-    assert f"_{tile}_" in chosen(op, sizes(op, rows, cols, depth, groups))
+    assert f"{chosen(op, sizes(op, rows, cols, depth, groups))}_".split("gfx950_")[1].startswith(f"{tile}_")
 
 
 def test_choice_fits_the_output():
@@ -309,9 +312,10 @@ def test_choice_fits_the_output():
         rows, cols, depth, groups = (int(2 ** rng.uniform(0, 17)) for _ in range(4))
         for bf16 in (True, False):
             name = chosen("rows", sizes("rows", rows, cols, depth, groups, bf16))
-            assert name.endswith(("bf16" if bf16 else "f32") + ("_any" if cols % 8 else "")), (name, cols)
+            output = ("bf16" if bf16 else "f32") + ("_any" if cols % 8 else "")
+            assert name.removesuffix("_persistent").endswith(output), (name, cols)
             name = chosen("depth", sizes("depth", rows, cols, depth, groups, bf16))
-            assert name.endswith(("bf16" if bf16 else "f32") + ("_any" if cols % 8 else "")), (name, cols)
+            assert name.removesuffix("_persistent").endswith(output), (name, cols)
         assert chosen("depth", sizes("depth", rows, cols, depth, groups, bf16=False, add=True)).endswith("_add")
 
 
@@ -352,7 +356,7 @@ def test_wide_depth(k, dtype, add, layout):
 @pytest.mark.parametrize("cols", range(768, 3200, 64))
 def test_columns_without_waste(op, cols):
     """320 and 256 cover every multiple of 64 from 768 up."""
-    plan = planned(op, 256, 320, rows=1024, cols=cols, depth=1024, groups=4)
+    plan = plan_of(op, sizes(op, 1024, cols, 1024, 4), f"mx_gemm_{op}_gfx950_256x320_bf16")
     assert plan.tile_cols == 256
     assert 320 * plan.wide_tiles + 256 * (plan.col_tiles - plan.wide_tiles) == cols
 
@@ -365,6 +369,66 @@ def test_no_bank_conflicts_on_the_way_out():
     for tile in tiles("depth"):
         check_depth(own_case([40], 256, int(tile[4:])), 256, int(tile[4:]), add=True, tile=tile)
     assert counter("lds_conflicts") == 0
+
+
+# ------------------------------------------------------------------------------------------------ persistent kernels
+
+
+PERSISTENT_ROWS = [  # lengths, n, k, rows past the last group
+    ([256] * 6, 1024, 256, 0),  # every next tile's first fills are with the stores of the one before
+    ([300, 0, 257, 5, 600], 1032, 512, 40),
+    ([40, 600, 300], 1024, 288, 5),
+    ([100, 200, 300, 250], 1024, 96, 7),  # less than a body: none are
+    ([700, 20, 300], 776, 768, 600),
+]
+PERSISTENT_DEPTH = [  # lengths, n, k, columns past the last group
+    ([256, 0, 600, 300], 512, 1024, 0),
+    ([300, 256, 257], 776, 1032, 64),
+    ([1, 300, 40, 900, 0, 257], 256, 520, 11),  # tiles with and without
+    ([300, 1, 256, 2, 600], 512, 520, 70),
+]
+several_tiles_a_block = pytest.mark.parametrize("blocks", [8, 16])
+
+
+def schedule(seed):
+    """Each landing policy, both readings of the range check and both of a fill out of range."""
+    set_option("SEED", seed)
+    set_option("LANDING", ("seed", "early", "late")[seed % 3])
+    set_option("RANGE", ("rj", "isa")[seed % 2])
+    set_option("FILL", ("keep", "zero")[seed // 2 % 2])
+    set_option("THREADS", 1 + seed % 2)
+
+
+@several_tiles_a_block
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("lengths", "n", "k", "tail"), PERSISTENT_ROWS, ids=str)
+def test_persistent_rows(lengths, n, k, tail, seed, blocks):
+    schedule(seed)
+    check_rows(lengths, n, k, tail, kernel="mx_gemm_rows_gfx950_256x256_bf16_persistent", blocks=blocks)
+
+
+@several_tiles_a_block
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("lengths", "n", "k", "tail"), PERSISTENT_DEPTH, ids=str)
+def test_persistent_depth(lengths, n, k, tail, seed, blocks):
+    schedule(seed)
+    case = own_case(lengths, n, k, tail, seed=seed)
+    check_depth(case, n, k, kernel="mx_gemm_depth_gfx950_256x256_bf16_persistent", blocks=blocks)
+
+
+def test_persistent_bits():
+    """The same as of one tile a block."""
+    a, b, offs = rows_case([300, 20, 500], 640, 352)
+    name = "mx_gemm_rows_gfx950_256x256_bf16"
+    ref.assert_same_bits(
+        gemm_rows(a, b, offs, kernel=f"{name}_persistent", blocks=8), gemm_rows(a, b, offs, kernel=name)
+    )
+    a, b, offs = plain_case([10, 1, 0, 17], 520, 776)
+    name = "mx_gemm_depth_gfx950_256x256_bf16"
+    ref.assert_same_bits(
+        gemm_depth(a, b, offs, plain=True, kernel=f"{name}_persistent", blocks=8),
+        gemm_depth(a, b, offs, plain=True, kernel=name),
+    )
 
 
 # ----------------------------------------------------------------------------------------------- both readings, bits
