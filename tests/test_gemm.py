@@ -125,6 +125,15 @@ def test_many_tiles_and_long_contractions(product: str, device: torch.device, ba
     assert torch.equal(case.run(torch.float32).cpu().double(), case.exact().value)
 
 
+@pytest.mark.parametrize(
+    ("product", "lengths", "n", "k"), [("forward", [200, 312], 33280, 256), ("wgrad", [256, 300], 4096, 4096)]
+)
+def test_more_tiles_than_compute_units(product: str, lengths: list[int], n: int, k: int, device: torch.device) -> None:
+    """Where there are more, a GPU's block goes from one tile on to another."""
+    case = make_case(product, lengths, n, k, "integers", 13, device)
+    assert torch.equal(case.run().cpu(), case.exact().value.float().bfloat16())
+
+
 @out_dtypes
 def test_bias(out_dtype: torch.dtype, device: torch.device) -> None:
     """Added in float32 before the one rounding, per expert; not to the rows past offs[-1]."""
