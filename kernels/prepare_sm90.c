@@ -228,7 +228,7 @@ INLINE void write_tile(struct mx_sm90_plan plan, int32_t index, struct mx_sm90_t
 }
 
 // The index-th tile of a grid, walked in bands of `raster` rows; inside a band, the column changes last. So the tiles
-// that run at once share their operands' rows, in the L2 cache. An index past the last tile gives a row past the last.
+// that run at once share their operands' rows, in the L2 cache.
 struct grid_place {
     int32_t row, column;
 };
@@ -249,7 +249,7 @@ INLINE void write_tile_of_rows(struct mx_rows_args args, struct mx_sm90_plan pla
     const int32_t rows = div_up32(at.end - at.begin, token_rows), local = index - at.units * columns;
     const struct grid_place place = place_in_grid(local, rows, columns, plan.raster);
     const int32_t row = place.row, column = place.column;
-    if (row >= rows) { // past the last tile of all
+    if (local >= rows * columns) { // past the last tile of all
         write_tile(plan, index, (struct mx_sm90_tile){});
         return;
     }
