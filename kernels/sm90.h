@@ -86,7 +86,7 @@ struct mx_sm90_plan {
     int32_t token_blocks;           // gemm_rows: row blocks of tokens, the most that any offs make
     int32_t group_blocks;           // gemm_rows: row blocks of one group's weights
     int32_t p_blocks, q_blocks;     // gemm_depth: row blocks
-    int32_t halves_at_once;         // half row blocks that a block of prepare takes, one after the other
+    int32_t units_at_once;          // pairs of row blocks that a block of prepare takes, one after the other
     int32_t raster;                 // rows of tiles that are walked together, for the L2 cache
     int32_t swapped;                // P is the weights
     int32_t copies;                 // operands not 16-byte aligned: the kernel copies bytes, with no tensor maps
@@ -122,9 +122,11 @@ static inline void mx_sm90_finish_plan(struct mx_sm90_plan *plan, int64_t tiles,
     plan->blocks = tiles < multiprocessors ? (int32_t)tiles : multiprocessors;
 }
 
-// So many that the blocks are about twice what runs at once: each has a start to pay for.
-static inline int32_t mx_sm90_halves_at_once(int64_t halves) {
-    return halves < 2048 ? 1 : mx_sm90_count(halves / 1024);
+// So many that all blocks of prepare run at once, four a multiprocessor, with those that write tiles if these are few.
+static inline int32_t mx_sm90_units_at_once(int64_t units, int64_t tiles, int32_t multiprocessors) {
+    const int64_t left = 4 * multiprocessors - mx_sm90_div_up(tiles, MX_SM90_PREPARE_THREADS);
+    const int64_t blocks = left > 3 * multiprocessors ? left : 3 * multiprocessors;
+    return units ? mx_sm90_count(mx_sm90_div_up(units, blocks)) : 1;
 }
 
 static inline int32_t mx_sm90_unaligned(const uint8_t *a, const uint8_t *b) {
@@ -160,9 +162,10 @@ static inline struct mx_sm90_plan mx_sm90_plan_rows(const struct mx_rows_args *a
     plan.group_blocks = mx_sm90_count(group_blocks);
     const int64_t p_blocks = swapped ? weight_blocks : token_blocks;
     const int64_t q_blocks = swapped ? token_blocks : weight_blocks;
-    plan.halves_at_once = mx_sm90_halves_at_once(2 * (token_blocks + weight_blocks));
+    const int64_t token_units = mx_sm90_div_up(token_blocks, 2), weight_units = mx_sm90_div_up(weight_blocks, 2);
+    plan.units_at_once = mx_sm90_units_at_once(token_units + weight_units, token_tiles * weight_tiles, multiprocessors);
     const int64_t scale_blocks =
-        mx_sm90_div_up(2 * token_blocks, plan.halves_at_once) + mx_sm90_div_up(2 * weight_blocks, plan.halves_at_once);
+        mx_sm90_div_up(token_units, plan.units_at_once) + mx_sm90_div_up(weight_units, plan.units_at_once);
     mx_sm90_finish_plan(&plan, token_tiles * weight_tiles, p_blocks, q_blocks, p_blocks, q_blocks, scale_blocks,
                         multiprocessors);
     return plan;
@@ -182,9 +185,9 @@ static inline struct mx_sm90_plan mx_sm90_plan_depth(const struct mx_depth_args 
     plan.q_tiles = mx_sm90_count(q_tiles);
     plan.p_blocks = mx_sm90_count(p_blocks);
     plan.q_blocks = mx_sm90_count(q_blocks);
-    const int64_t halves = 2 * (p_blocks + q_blocks);
-    plan.halves_at_once = mx_sm90_halves_at_once(args->groups * halves);
-    const int64_t scale_blocks = args->groups * mx_sm90_div_up(halves, plan.halves_at_once);
+    const int64_t units = args->groups * (p_blocks / 2 + mx_sm90_div_up(q_blocks, 2));
+    plan.units_at_once = mx_sm90_units_at_once(units, args->groups * p_tiles * q_tiles, multiprocessors);
+    const int64_t scale_blocks = mx_sm90_div_up(units, plan.units_at_once);
     mx_sm90_finish_plan(&plan, args->groups * p_tiles * q_tiles, p_blocks, q_blocks, args->groups * p_blocks,
                         args->groups * q_blocks, scale_blocks, multiprocessors);
     return plan;

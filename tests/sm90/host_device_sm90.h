@@ -1,6 +1,7 @@
 // Stands in for kernels/device_sm90.h, so that prepare_sm90.c runs on the host: a block's threads are fibers that take
 // turns, and wait for each other in shuffles and barriers. What the GPU refuses is an error here as well.
 #pragma once
+#include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
@@ -15,6 +16,7 @@
 #define HIDE(x) (void)(x)
 
 typedef uint32_t u32x4 __attribute__((ext_vector_type(4)));
+typedef int32_t i32x4 __attribute__((ext_vector_type(4)));
 typedef int16_t i16x2 __attribute__((ext_vector_type(2)));
 
 enum { BLOCK = MX_SM90_PREPARE_THREADS, WARP = 32, STACK = 1 << 16 };
@@ -24,18 +26,24 @@ struct meeting {
     uint32_t turn, come;
 };
 static struct fiber {
-    ucontext_t context;
+    jmp_buf resume;
     const struct meeting *at; // where it waits for the turn after `turn`, or null
     uint32_t turn;
-    int ended;
+    int started, ended;
 } fibers[BLOCK];
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static struct meeting block_meeting, warp_meetings[BLOCK / WARP];
 static uint32_t exchanged[2][BLOCK];
 static uint32_t current_thread, current_block;
 
 INLINE uint32_t thread_id(void) { return current_thread; }
 INLINE uint32_t block_id(void) { return current_block; }
+
+// Lets the scheduler go on. Once a fiber has begun, jumps suffice: they are no system calls, as swapcontext is.
+static void yield(void) {
+    if (!_setjmp(fibers[current_thread].resume))
+        _longjmp(scheduler, 1);
+}
 
 static void meet(struct meeting *meeting, uint32_t size) {
     struct fiber *fiber = &fibers[current_thread];
@@ -45,7 +53,7 @@ static void meet(struct meeting *meeting, uint32_t size) {
         return;
     }
     fiber->at = meeting;
-    swapcontext(&fiber->context, &scheduler);
+    yield();
 }
 
 INLINE void sync_block(void) { meet(&block_meeting, BLOCK); }

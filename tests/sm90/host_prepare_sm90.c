@@ -31,46 +31,59 @@ static struct mx_depth_args depth_args;
 static struct mx_sm90_plan plan;
 static int is_depth;
 
-static void run_thread(void) {
-    if (is_depth)
-        mx_prepare_depth_sm90(depth_args, plan);
-    else
-        mx_prepare_rows_sm90(rows_args, plan);
-    fibers[current_thread].ended = 1;
+// A fiber: thread after thread, of one block after the other.
+static void run_threads(void) {
+    for (;;) {
+        if (is_depth)
+            mx_prepare_depth_sm90(depth_args, plan);
+        else
+            mx_prepare_rows_sm90(rows_args, plan);
+        fibers[current_thread].ended = 1;
+        yield();
+    }
+}
+
+static void start(struct fiber *fiber, char *stack) {
+    static ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = stack;
+    context.uc_stack.ss_size = STACK;
+    makecontext(&context, run_threads, 0);
+    fiber->started = 1;
+    setcontext(&context);
+}
+
+static void resume(uint32_t thread) {
+    static char stacks[BLOCK][STACK];
+    current_thread = thread;
+    fibers[thread].at = nullptr;
+    if (_setjmp(scheduler))
+        return;
+    if (!fibers[thread].started)
+        start(&fibers[thread], stacks[thread]);
+    _longjmp(fibers[thread].resume, 1);
 }
 
 // Blocks take turns in going through their threads forwards and backwards, so that a missing barrier shows.
 static int run_block(void) {
-    static char stacks[BLOCK][STACK];
     block_meeting = (struct meeting){};
     memset(warp_meetings, 0, sizeof warp_meetings);
-    for (int i = 0; i < BLOCK; i++) {
-        struct fiber *fiber = &fibers[i];
-        fiber->at = nullptr;
-        fiber->ended = 0;
-        getcontext(&fiber->context);
-        fiber->context.uc_stack.ss_sp = stacks[i];
-        fiber->context.uc_stack.ss_size = STACK;
-        fiber->context.uc_link = &scheduler;
-        makecontext(&fiber->context, run_thread, 0);
-    }
-    for (int left = BLOCK;;) {
+    for (int i = 0; i < BLOCK; i++)
+        fibers[i].ended = 0;
+    for (int left = BLOCK; left;) {
         int moved = 0;
         for (int i = 0; i < BLOCK; i++) {
-            current_thread = (uint32_t)(current_block % 2 ? BLOCK - 1 - i : i);
-            struct fiber *fiber = &fibers[current_thread];
+            struct fiber *fiber = &fibers[current_block % 2 ? BLOCK - 1 - i : i];
             if (fiber->ended || (fiber->at && fiber->at->turn == fiber->turn))
                 continue;
-            fiber->at = nullptr;
+            resume((uint32_t)(fiber - fibers));
             moved = 1;
-            swapcontext(&scheduler, &fiber->context);
             left -= fiber->ended;
         }
-        if (!left)
-            return 0;
         if (!moved)
             return fprintf(stderr, "block %u: %d threads wait for others\n", current_block, left);
     }
+    return 0;
 }
 
 // In a process of its own, as it may crash. 0, or how it ended.

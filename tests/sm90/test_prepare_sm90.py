@@ -42,7 +42,7 @@ def lib(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     shutil.copy(HERE / "host_device_sm90.h", folder / "device_sm90.h")
     shutil.copy(HERE / "host_prepare_sm90.c", folder)
     flags = ["-std=gnu23", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror",
-             "-fsanitize=undefined", "-fsanitize-trap=undefined", "-I", str(KERNELS)]  # fmt: skip
+             "-fsanitize=undefined", "-fsanitize-trap=undefined", "-U_FORTIFY_SOURCE", "-I", str(KERNELS)]  # fmt: skip
     out = folder / "prepare.so"
     command = [sys.executable, "-m", "ziglang", "cc", *flags, str(folder / "host_prepare_sm90.c"), "-o", str(out)]
     subprocess.run(command, check=True)
@@ -71,10 +71,11 @@ def up(n: int, by: int) -> int:
 
 
 class Scales(NamedTuple):
-    """Row blocks of an operand: scales by step, and references."""
+    """Row blocks of an operand: scales by step, and references. Of rows that do not exist, nothing matters."""
 
     moved: np.ndarray  # [row blocks][steps][128][4]
     refs: np.ndarray  # [row blocks][128]
+    exist: np.ndarray  # [row blocks][128]
 
 
 def moved(data: np.ndarray, scale: np.ndarray, row_blocks: int) -> Scales:
@@ -82,7 +83,7 @@ def moved(data: np.ndarray, scale: np.ndarray, row_blocks: int) -> Scales:
     rows, blocks = scale.shape
     steps = up(blocks, 4)
     out = np.zeros((row_blocks * ROW_BLOCK, steps * 4), np.uint8)
-    refs = np.full(row_blocks * ROW_BLOCK, 127, np.uint8)
+    refs = np.zeros(row_blocks * ROW_BLOCK, np.uint8)
     if blocks:
         reference = scale.max(1).astype(int)
         relative = scale.astype(int) - reference[:, None] + WINDOW
@@ -91,7 +92,8 @@ def moved(data: np.ndarray, scale: np.ndarray, row_blocks: int) -> Scales:
         out[:rows, :blocks] = np.where(exact[:, None], 0, np.maximum(relative, 0))
         refs[:rows] = np.where(exact, EXACT, reference)
     steps_apart = out.reshape(row_blocks, ROW_BLOCK, steps, 4).transpose(0, 2, 1, 3)
-    return Scales(steps_apart, refs.reshape(row_blocks, ROW_BLOCK))
+    exist = np.arange(row_blocks * ROW_BLOCK) < rows
+    return Scales(steps_apart, *(x.reshape(row_blocks, ROW_BLOCK) for x in (refs, exist)))
 
 
 def walk(rows: int, columns: int) -> Iterator[tuple[int, int]]:
@@ -142,13 +144,15 @@ def expect_rows(x: Operands, n: int, swapped: bool, steps: int) -> Written:
             bias = -1 if none else group * n + first
             tiles.append((token * n + first, bias, p[0], q[0], p[1], q[1], p[2] * steps, q[2] * steps, p[2], q[2], 0,
                           0 if none else blocks, 0, 0))  # fmt: skip
-        if not none:
+        if none:
+            continue
+        if blocks:
             part = moved(x.a[begin:end], x.a_scale[begin:end], token_blocks)
             tokens.append((before, 0, before, part))
             rows = slice(group * n, (group + 1) * n)
             part = moved(x.b[rows], x.b_scale[rows], group_blocks)
             weights.append((group * group_blocks, 0, group * group_blocks, part))
-            before += token_blocks
+        before += token_blocks
     return Written(tiles, *((weights, tokens) if swapped else (tokens, weights)))
 
 
@@ -228,15 +232,17 @@ def compare(space: np.ndarray, layout: Layout, expected: Written) -> None:
         scale, ref = f"{operand}_scale", f"{operand}_ref"
         step_bytes = ROW_BLOCK * 4
         scales = space[getattr(layout, scale) : ends[scale]]
-        scales = scales[: len(scales) // step_bytes // max(layout.steps, 1) * layout.steps * step_bytes]
-        scales = scales.reshape(-1, layout.steps, ROW_BLOCK, 4)
+        steps = max(layout.steps, 1)
+        scales = scales[: len(scales) // step_bytes // steps * steps * step_bytes].reshape(-1, steps, ROW_BLOCK, 4)
         refs = space[getattr(layout, ref) : ends[ref]].reshape(-1, 64)
         refs = refs[: len(refs) // 2 * 2].reshape(-1, ROW_BLOCK)
         for block, step, ref_block, part in parts:
             count, steps = part.moved.shape[:2]
             found = scales[block : block + count, step : step + steps]
-            np.testing.assert_array_equal(found, part.moved, err_msg=f"{scale} of row block {block}, step {step}")
-            np.testing.assert_array_equal(refs[ref_block : ref_block + count], part.refs, err_msg=ref)
+            found, wanted = (x.transpose(0, 2, 1, 3)[part.exist] for x in (found, part.moved))
+            np.testing.assert_array_equal(found, wanted, err_msg=f"{scale} of row block {block}, step {step}")
+            found, wanted = refs[ref_block : ref_block + count][part.exist], part.refs[part.exist]
+            np.testing.assert_array_equal(found, wanted, err_msg=f"{ref} of row block {ref_block}")
 
 
 def operand(rng: np.random.Generator, rows: int, depth: int) -> tuple[np.ndarray, np.ndarray]:
@@ -281,7 +287,7 @@ BAD_OFFS = [[-5, 90, 40, 10**9, 200, -(2**31)], [300, 200, 100], [2**31 - 1, 0],
 
 @swapped_or_not
 @aligned_or_not
-@pytest.mark.parametrize("blocks", [1, 3, 4, 6, 16, 24, 32, 33, 44, 64, 67, 128, 224, 240, 256, 272, 300])
+@pytest.mark.parametrize("blocks", [1, 3, 6, 16, 24, 44, 64, 67, 80, 128, 224, 256, 272, 300])
 def test_rows_of_any_length(lib: ctypes.CDLL, swapped: bool, past: int, blocks: int) -> None:
     check_rows(lib, 150, 136, 32 * blocks, [70, 70, 149], swapped, past)
 
@@ -307,7 +313,7 @@ def test_rows_of_bad_offs(lib: ctypes.CDLL, offs: list[int], swapped: bool) -> N
 
 @swapped_or_not
 @few_or_many
-@pytest.mark.parametrize("groups", [256, 257, 1024, 1300])
+@pytest.mark.parametrize("groups", [256, 257, 1030])
 def test_rows_of_many_groups(lib: ctypes.CDLL, groups: int, swapped: bool, processors: int) -> None:
     offs = np.cumsum(np.random.default_rng(groups).integers(0, 3, groups) % 2 * 40).tolist()
     check_rows(lib, offs[-1] + 30, 4, 32, offs, swapped, processors=processors)
@@ -335,7 +341,7 @@ def test_depth(lib: ctypes.CDLL, plain: bool, offs: list[int], depth: int, past:
 
 
 @pytest.mark.parametrize("past", [0, 4])
-@pytest.mark.parametrize("words", range(1, 61, 3))
+@pytest.mark.parametrize("words", [*range(1, 13, 2), *range(13, 61, 6)])
 def test_depth_of_any_length(lib: ctypes.CDLL, words: int, past: int) -> None:
     """A first group that the quantizer pads to `words` steps, and a second one."""
     first = STEP * words - 40
@@ -358,7 +364,7 @@ def test_depth_of_bad_offs(lib: ctypes.CDLL, offs: list[int], plain: bool) -> No
 
 
 @few_or_many
-@pytest.mark.parametrize("groups", [130, 256, 257, 1024, 1300])
+@pytest.mark.parametrize("groups", [130, 257, 1024, 1030])
 def test_depth_of_many_groups(lib: ctypes.CDLL, groups: int, processors: int) -> None:
     offs = np.cumsum(np.random.default_rng(groups).integers(0, 4, groups) % 3 * 64).tolist()
     depth = sum(mx_round_up(end - begin, STEP) for begin, end in bounds(offs, offs[-1]))
