@@ -20,6 +20,16 @@ static SHARED int32_t ends[BOUNDS], unit_sums[BOUNDS], block_sums[BOUNDS];
 static SHARED int32_t order[BOUNDS], totals[THREADS / 32];
 static SHARED i32x4 lengths[BOUNDS / 4];
 
+// What a block of threads has to write, in order: for gemm_rows the row blocks of its units, for gemm_depth the groups'
+// parts of the contraction.
+static SHARED struct run {
+    int32_t first, rows; // row of the operand; rows that exist, or less than 0: nothing is written
+} runs[THREADS];
+static SHARED struct depth {
+    int32_t start, blocks, step; // kept inside the operands and the workspace
+} depths[THREADS];
+static_assert(2 * MX_SM90_MAX_UNITS <= THREADS);
+
 INLINE int32_t min32(int32_t a, int32_t b) { return a < b ? a : b; }
 INLINE int32_t max32(int32_t a, int32_t b) { return a > b ? a : b; }
 INLINE int32_t div_up32(int32_t n, int32_t by) { return (n + by - 1) / by; }
@@ -109,9 +119,9 @@ INLINE struct place find(struct groups groups, int32_t target, int by_number, in
 // Mask of the first `count` bytes of a word.
 INLINE uint32_t first_bytes(int32_t count) { return count >= 4 ? ~0u : (1u << 8 * max32(count, 0)) - 1; }
 
-// A row of an operand from its first block of the contraction on, and where its scales and reference go.
+// A row of scales from its first block of the contraction on, and where they and its reference go.
 struct row {
-    const uint8_t *data, *scale;
+    const uint8_t *scale;
     uint8_t *to, *ref;
     int32_t exists;
 };
@@ -121,20 +131,24 @@ struct row {
 enum reading { BYTES, WORDS, QUADS, WHOLE_QUADS };
 
 // Words of scales, of 4 blocks each, that a thread has in registers: as many as fit, with their addresses.
-INLINE int32_t held_words(enum reading reading) { return reading >= QUADS ? 16 : reading == WORDS ? 8 : 4; }
+INLINE int32_t held_words(enum reading reading) { return reading == WHOLE_QUADS ? 16 : 8; }
 
 // What rows have in common.
 struct share {
+    const uint8_t *data, *scales; // of the operand
     enum reading reading;
     int32_t blocks; // of the contraction
     int32_t lanes;  // threads that share a row: 1, 2 or 4
 };
 
-// `alignment` has the bits of all addresses and distances of rows; a row begins `skip` words after a quad.
-INLINE struct share share_rows(uint64_t alignment, int32_t blocks, int32_t skip, enum reading quads) {
+// `alignment` has the bits of the rows' distances from each other and from the operand; a row begins `skip` words after
+// a quad.
+INLINE struct share share_rows(const uint8_t *data, const uint8_t *scales, uint64_t alignment, int32_t blocks,
+                               int32_t skip, enum reading quads) {
+    alignment |= (uintptr_t)scales;
     const enum reading reading = alignment % 4 ? BYTES : alignment % 16 ? WORDS : quads;
     const int32_t words = div_up32(blocks, 4) + skip, held = held_words(reading);
-    return (struct share){reading, blocks, words <= held ? 1 : words <= 2 * held ? 2 : 4};
+    return (struct share){data, scales, reading, blocks, words <= held ? 1 : words <= 2 * held ? 2 : 4};
 }
 
 // Whether a block of 32 elements is all zeros, of either sign.
@@ -151,9 +165,10 @@ INLINE int is_zero_block(const uint8_t *data) {
 
 // Whether a thread's share of a row has a block that is below the window and not all zeros. Rarely asked.
 INLINE int has_elements_below(struct row x, struct share share, int32_t lane, int32_t reference) {
+    const uint8_t *data = share.data + (x.scale - share.scales) * MX_BLOCK;
     ROLLED for (int32_t block = lane; block < share.blocks;
                 block += share.lanes) if (x.scale[block] <= reference - MX_SM90_WINDOW &&
-                                          !is_zero_block(x.data + (int64_t)block * MX_BLOCK)) return 1;
+                                          !is_zero_block(data + (int64_t)block * MX_BLOCK)) return 1;
     return 0;
 }
 
@@ -272,6 +287,8 @@ struct position {
     int32_t block, row; // row block, and row in it
 };
 INLINE struct position position_in(int32_t pass, int32_t lanes) {
+    uint32_t thread = thread_id();
+    HIDE(thread);                    // or what follows from it would stay in registers from one pass to the next
     const int32_t shift = lanes / 2; // lanes are 1 << shift
     const int32_t unit = pass >> shift, row = ((pass & (lanes - 1)) * THREADS + (int32_t)thread_id()) >> shift;
     return (struct position){2 * unit + row / MX_SM90_ROW_BLOCK, row % MX_SM90_ROW_BLOCK};
@@ -331,40 +348,37 @@ INLINE void write_tile_of_rows(struct mx_rows_args args, struct mx_sm90_plan pla
                });
 }
 
+// The run of row block number `block` of the tokens or of the weights; the whole block of threads must call.
+INLINE struct run find_run(struct mx_rows_args args, struct mx_sm90_plan plan, int32_t block, int tokens) {
+    struct place at = {.group = block / plan.group_blocks, .end = (int32_t)args.n};
+    if (tokens)
+        at = find((struct groups){args.offs, (int32_t)args.groups, (int32_t)args.m, 1, MX_SM90_ROW_BLOCK}, block, 0, 0);
+    if (at.group >= args.groups)
+        return (struct run){0, -1};
+    const int32_t row = (block - (tokens ? at.blocks : at.group * plan.group_blocks)) * MX_SM90_ROW_BLOCK;
+    return (struct run){(tokens ? at.begin : at.group * (int32_t)args.n) + row, max32(at.end - at.begin - row, 0)};
+}
+
 // A chunk of the tokens' units, or of the weights'.
 INLINE void write_units_of_rows(struct mx_rows_args args, struct mx_sm90_plan plan, int32_t chunk, int tokens) {
-    const struct groups groups = {args.offs, (int32_t)args.groups, (int32_t)args.m, 1, MX_SM90_ROW_BLOCK};
-    const int32_t blocks = tokens ? plan.token_blocks : groups.count * plan.group_blocks;
     const int p = tokens != plan.swapped;
     const uint8_t *data = tokens ? args.a : args.b, *scales = tokens ? args.a_scale : args.b_scale;
     uint8_t *to = plan.workspace + (p ? plan.p_scale : plan.q_scale);
     uint8_t *refs = plan.workspace + (p ? plan.p_ref : plan.q_ref);
     const int64_t stride = args.k / MX_BLOCK;
-    const struct share share = share_rows((uintptr_t)scales | (uint64_t)stride, (int32_t)stride, 0, WHOLE_QUADS);
-    const int32_t first = chunk * plan.units_at_once;
-    const int32_t end = min32(first + plan.units_at_once, div_up32(blocks, 2)) * share.lanes;
-    ROLLED for (int32_t pass = first * share.lanes; pass < end; pass++) {
+    const struct share share = share_rows(data, scales, (uint64_t)stride, (int32_t)stride, 0, WHOLE_QUADS);
+    const int32_t first = 2 * chunk * plan.units_at_once, row_blocks = tokens ? plan.token_blocks : plan.weight_blocks;
+    runs[thread_id()] = find_run(args, plan, first + (int32_t)thread_id(), tokens);
+    sync_block();
+    const int32_t units = min32(plan.units_at_once, div_up32(row_blocks - first, 2));
+    ROLLED for (int32_t pass = 0; pass < units * share.lanes; pass++) {
         const struct position at = position_in(pass, share.lanes);
-        int32_t group, before, begin, row_count; // of the group: row blocks before it, and its rows
-        if (tokens) {
-            const struct place place = find(groups, at.block, 0, pass > first * share.lanes);
-            group = place.group;
-            before = place.blocks;
-            begin = place.begin;
-            row_count = place.end - place.begin;
-        } else {
-            group = at.block / plan.group_blocks;
-            before = group * plan.group_blocks;
-            begin = group * (int32_t)args.n;
-            row_count = (int32_t)args.n;
-        }
-        if (at.block >= blocks || group == groups.count)
+        const struct run run = runs[at.block];
+        if (first + at.block >= row_blocks || run.rows < 0)
             continue;
-        const int32_t row = (at.block - before) * MX_SM90_ROW_BLOCK + at.row;
-        const int64_t index = ((int64_t)begin + row) * stride;
-        write_row((struct row){data + index * MX_BLOCK, scales + index,
-                               to + (int64_t)at.block * plan.steps * MX_SM90_SCALE_BYTES + 4 * at.row,
-                               refs + (int64_t)at.block * MX_SM90_ROW_BLOCK + at.row, row < row_count},
+        const int64_t block = first + at.block, index = ((int64_t)run.first + at.row) * stride;
+        write_row((struct row){scales + index, to + block * plan.steps * MX_SM90_SCALE_BYTES + 4 * at.row,
+                               refs + block * MX_SM90_ROW_BLOCK + at.row, at.row < run.rows},
                   share, WHOLE_QUADS);
     }
 }
@@ -381,10 +395,6 @@ KERNEL(mx_prepare_rows_sm90, 256, 4)(const struct mx_rows_args args, const struc
 
 // ------------------------------------------------------------------------------------------------------ gemm_depth
 
-// A group's part of the contraction, kept inside the operands and the workspace.
-struct depth {
-    int32_t start, blocks, step;
-};
 INLINE struct depth depth_of(struct mx_depth_args args, struct mx_sm90_plan plan, struct place at) {
     const int32_t step = min32(at.blocks, plan.steps), length = at.end - at.begin;
     const int32_t start = min32(args.plain ? at.begin : at.blocks * MX_SM90_STEP, (int32_t)args.depth);
@@ -445,51 +455,50 @@ INLINE void write_tile_of_depth(struct mx_depth_args args, struct mx_sm90_plan p
                });
 }
 
-// The scales of a unit's rows for one group.
-INLINE void write_unit_of_depth(struct mx_depth_args args, struct mx_sm90_plan plan, int32_t unit, int32_t group,
-                                struct depth depth) {
-    const int p = unit < plan.p_blocks / 2;
-    const int32_t blocks = p ? plan.p_blocks : plan.q_blocks, first = p ? unit : unit - plan.p_blocks / 2;
+// A chunk of P's units, or of Q's. They are numbered group by group for the same rows: what groups have in a row lies
+// side by side.
+INLINE void write_units_of_depth(struct mx_depth_args args, struct mx_sm90_plan plan, int32_t chunk, int p) {
+    const int32_t groups = (int32_t)args.groups, blocks = p ? plan.p_blocks : plan.q_blocks;
     const uint8_t *data = p ? args.a : args.b, *scales = p ? args.a_scale : args.b_scale;
     uint8_t *to = plan.workspace + (p ? plan.p_scale : plan.q_scale);
     uint8_t *refs = plan.workspace + (p ? plan.p_ref : plan.q_ref);
-    const int64_t stride = args.depth / MX_BLOCK;
-    const int32_t start = depth.start / MX_BLOCK;
-    uint64_t alignment = (uintptr_t)scales | (uint64_t)stride;
-    alignment |= start % 4; // what it lacks to a quad is skipped
-    const struct share share = share_rows(alignment, depth.blocks, start / 4 % 4, QUADS);
-    ROLLED for (int32_t pass = first * share.lanes; pass < (first + 1) * share.lanes; pass++) {
-        const struct position at = position_in(pass, share.lanes);
-        if (at.block >= blocks)
-            return;
-        const int64_t row = (int64_t)at.block * MX_SM90_ROW_BLOCK + at.row, index = row * stride + start;
-        write_row((struct row){data + index * MX_BLOCK, scales + index,
-                               to + ((int64_t)at.block * plan.steps + depth.step) * MX_SM90_SCALE_BYTES + 4 * at.row,
-                               refs + ((int64_t)group * blocks + at.block) * MX_SM90_ROW_BLOCK + at.row,
-                               row < (p ? args.n : args.k)},
-                  share, QUADS);
-    }
-}
-
-KERNEL(mx_prepare_depth_sm90, 256, 4)(const struct mx_depth_args args, const struct mx_sm90_plan plan) {
-    launch_dependents();
-    const int32_t chunk = (int32_t)block_id() - plan.tile_blocks, groups = (int32_t)args.groups;
-    if (chunk < 0) {
-        write_tile_of_depth(args, plan);
-        return;
-    }
-    // Units are numbered group by group for the same rows, as what groups have in a row lies side by side.
-    const int64_t first = (int64_t)chunk * plan.units_at_once;
-    const int64_t all = (int64_t)groups * (plan.p_blocks / 2 + div_up32(plan.q_blocks, 2));
-    const int32_t count = all - first < plan.units_at_once ? (int32_t)(all - first) : plan.units_at_once;
+    const int32_t rows = (int32_t)(p ? args.n : args.k), stride = (int32_t)(args.depth / MX_BLOCK);
+    const int64_t first = (int64_t)chunk * plan.units_at_once, left = (int64_t)groups * div_up32(blocks, 2) - first;
+    const int32_t count = left < plan.units_at_once ? (int32_t)left : plan.units_at_once;
     int32_t unit = (int32_t)(first / groups), group = (int32_t)(first % groups);
+    const int32_t target = (group + (int32_t)thread_id()) % groups;
+    depths[thread_id()] = depth_of(args, plan, find(groups_of(args), target, 1, 0));
+    sync_block();
     ROLLED for (int32_t i = 0; i < count; i++) {
-        const struct depth depth = depth_of(args, plan, find(groups_of(args), group, 1, i > 0));
-        if (depth.blocks > 0)
-            write_unit_of_depth(args, plan, unit, group, depth);
+        const struct depth depth = depths[i];
+        const int32_t start = depth.start / MX_BLOCK;
+        const uint64_t alignment = (uint64_t)(stride | start % 4);
+        const struct share share = share_rows(data, scales, alignment, depth.blocks, start / 4 % 4, QUADS);
+        ROLLED for (int32_t pass = 0; pass < (depth.blocks > 0 ? share.lanes : 0); pass++) {
+            const struct position at = position_in(pass, share.lanes);
+            const int64_t block = 2 * unit + at.block, row = block * MX_SM90_ROW_BLOCK + at.row;
+            const int64_t index = row * stride + start;
+            if (block >= blocks)
+                break;
+            write_row((struct row){scales + index,
+                                   to + (block * plan.steps + depth.step) * MX_SM90_SCALE_BYTES + 4 * at.row,
+                                   refs + ((int64_t)group * blocks + block) * MX_SM90_ROW_BLOCK + at.row, row < rows},
+                      share, QUADS);
+        }
         if (++group == groups) {
             group = 0;
             unit++;
         }
     }
+}
+
+KERNEL(mx_prepare_depth_sm90, 256, 4)(const struct mx_depth_args args, const struct mx_sm90_plan plan) {
+    launch_dependents();
+    const int32_t chunk = (int32_t)block_id() - plan.tile_blocks;
+    const int64_t p_units = args.groups * (plan.p_blocks / 2);
+    const int32_t p_chunks = (int32_t)((p_units + plan.units_at_once - 1) / plan.units_at_once);
+    if (chunk < 0)
+        write_tile_of_depth(args, plan);
+    else
+        write_units_of_depth(args, plan, chunk < p_chunks ? chunk : chunk - p_chunks, chunk < p_chunks);
 }

@@ -41,6 +41,7 @@ enum {
     MX_SM90_WINDOW = 22,          // binades of scales that a row may have on the fast way
     MX_SM90_EXACT = 255,          // reference of a row that goes the exact way
     MX_SM90_SORTED_GROUPS = 1024, // up to so many groups are started longest first
+    MX_SM90_MAX_UNITS = 128,      // units that a block of prepare may take
     MX_SM90_SHARED_BYTES = 220 * 1024,
     MX_SM90_MAX_EXTENT = INT32_MAX - MX_SM90_P, // an operand's rows, and elements of a row: coordinates are 32-bit
 };
@@ -85,6 +86,7 @@ struct mx_sm90_plan {
     int32_t p_tiles, q_tiles;       // tiles of one group along P and Q; gemm_rows: only along the weights
     int32_t token_blocks;           // gemm_rows: row blocks of tokens, the most that any offs make
     int32_t group_blocks;           // gemm_rows: row blocks of one group's weights
+    int32_t weight_blocks;          // gemm_rows: row blocks of all weights
     int32_t p_blocks, q_blocks;     // gemm_depth: row blocks
     int32_t units_at_once;          // pairs of row blocks that a block of prepare takes, one after the other
     int32_t raster;                 // rows of tiles that are walked together, for the L2 cache
@@ -126,7 +128,8 @@ static inline void mx_sm90_finish_plan(struct mx_sm90_plan *plan, int64_t tiles,
 static inline int32_t mx_sm90_units_at_once(int64_t units, int64_t tiles, int32_t multiprocessors) {
     const int64_t left = 4 * multiprocessors - mx_sm90_div_up(tiles, MX_SM90_PREPARE_THREADS);
     const int64_t blocks = left > 3 * multiprocessors ? left : 3 * multiprocessors;
-    return units ? mx_sm90_count(mx_sm90_div_up(units, blocks)) : 1;
+    const int64_t each = mx_sm90_div_up(units, blocks);
+    return each < 1 ? 1 : each < MX_SM90_MAX_UNITS ? (int32_t)each : MX_SM90_MAX_UNITS;
 }
 
 static inline int32_t mx_sm90_unaligned(const uint8_t *a, const uint8_t *b) {
@@ -160,6 +163,7 @@ static inline struct mx_sm90_plan mx_sm90_plan_rows(const struct mx_rows_args *a
     plan.p_tiles = plan.q_tiles = mx_sm90_count(weight_tiles);
     plan.token_blocks = mx_sm90_count(token_blocks);
     plan.group_blocks = mx_sm90_count(group_blocks);
+    plan.weight_blocks = mx_sm90_count(weight_blocks);
     const int64_t p_blocks = swapped ? weight_blocks : token_blocks;
     const int64_t q_blocks = swapped ? token_blocks : weight_blocks;
     const int64_t token_units = mx_sm90_div_up(token_blocks, 2), weight_units = mx_sm90_div_up(weight_blocks, 2);
@@ -185,9 +189,10 @@ static inline struct mx_sm90_plan mx_sm90_plan_depth(const struct mx_depth_args 
     plan.q_tiles = mx_sm90_count(q_tiles);
     plan.p_blocks = mx_sm90_count(p_blocks);
     plan.q_blocks = mx_sm90_count(q_blocks);
-    const int64_t units = args->groups * (p_blocks / 2 + mx_sm90_div_up(q_blocks, 2));
-    plan.units_at_once = mx_sm90_units_at_once(units, args->groups * p_tiles * q_tiles, multiprocessors);
-    const int64_t scale_blocks = mx_sm90_div_up(units, plan.units_at_once);
+    const int64_t p_units = args->groups * p_tiles, q_units = args->groups * mx_sm90_div_up(q_blocks, 2);
+    plan.units_at_once = mx_sm90_units_at_once(p_units + q_units, args->groups * p_tiles * q_tiles, multiprocessors);
+    const int64_t scale_blocks =
+        mx_sm90_div_up(p_units, plan.units_at_once) + mx_sm90_div_up(q_units, plan.units_at_once);
     mx_sm90_finish_plan(&plan, args->groups * p_tiles * q_tiles, p_blocks, q_blocks, args->groups * p_blocks,
                         args->groups * q_blocks, scale_blocks, multiprocessors);
     return plan;
