@@ -54,6 +54,7 @@ struct mx_gpu_launch {
     int32_t kernel; // index into the kernels
     uint32_t threads;
     uint32_t grid[3];
+    bool early; // it may start before the launch before it has ended, and waits for that itself (CUDA)
 };
 
 // Memory that a call's kernels read or write. Only the emulator, which takes the host's, wants to know.

@@ -130,8 +130,8 @@ struct row {
 // before the row; four words at once from the row's first to its last.
 enum reading { BYTES, WORDS, QUADS, WHOLE_QUADS };
 
-// Words of scales, of 4 blocks each, that a thread has in registers: as many as fit, with their addresses.
-INLINE int32_t held_words(enum reading reading) { return reading == WHOLE_QUADS ? 16 : 8; }
+// Words of scales, of 4 blocks each, that a thread has in registers: as many as fit, with what else it needs.
+INLINE int32_t held_words(enum reading reading) { return reading >= QUADS ? 16 : 8; }
 
 // What rows have in common.
 struct share {
@@ -215,7 +215,9 @@ INLINE uint32_t bytes_of_row(int32_t word, int32_t skip, int32_t limit, enum rea
 
 // Writes a row's scales and its reference; the threads of a warp call together.
 INLINE void write_row_as(struct row x, struct share share, enum reading reading) {
-    const int32_t held = held_words(reading), lanes = share.lanes, lane = (int32_t)thread_id() & (lanes - 1);
+    int32_t lanes = share.lanes;
+    HIDE(lanes); // or what follows from it would be computed for all readings before any
+    const int32_t held = held_words(reading), lane = (int32_t)thread_id() & (lanes - 1);
     const int32_t skip = reading == QUADS ? (int32_t)((uintptr_t)x.scale / 4 % 4) : 0;
     const int32_t words = skip + div_up32(share.blocks, 4);
     const int32_t limit = x.exists ? 4 * skip + share.blocks : 0;
@@ -287,8 +289,6 @@ struct position {
     int32_t block, row; // row block, and row in it
 };
 INLINE struct position position_in(int32_t pass, int32_t lanes) {
-    uint32_t thread = thread_id();
-    HIDE(thread);                    // or what follows from it would stay in registers from one pass to the next
     const int32_t shift = lanes / 2; // lanes are 1 << shift
     const int32_t unit = pass >> shift, row = ((pass & (lanes - 1)) * THREADS + (int32_t)thread_id()) >> shift;
     return (struct position){2 * unit + row / MX_SM90_ROW_BLOCK, row % MX_SM90_ROW_BLOCK};

@@ -5,7 +5,8 @@
 //       grid plan.prepare_blocks, MX_SM90_PREPARE_THREADS threads, no dynamic shared memory
 //   mx_gemm_depth_sm90 or a line of MX_SM90_ROWS_KERNELS
 //       (struct mx_<op>_args, struct mx_sm90_plan, struct mx_sm90_maps)
-//       grid plan.blocks, MX_SM90_THREADS threads, MX_SM90_SHARED_BYTES of dynamic shared memory
+//       grid plan.blocks, MX_SM90_THREADS threads, MX_SM90_SHARED_BYTES of dynamic shared memory; may start before
+//       prepare has ended, for whose end it waits
 // The plan comes from sizes alone (mx_sm90_plan_rows, mx_sm90_plan_depth), so the host never reads a device value.
 // prepare fills the whole of what the GEMM reads of the workspace; nothing in it survives from call to call.
 //
