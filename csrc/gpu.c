@@ -229,9 +229,8 @@ struct mx_gpu_driver mx_cuda = {
                 SYMBOL(launch, cuLaunchKernel), SYMBOL(device, cuDeviceGet), SYMBOL(attribute, cuDeviceGetAttribute),
                 SYMBOL(retain_context, cuDevicePrimaryCtxRetain), SYMBOL(get_context, cuCtxGetCurrent),
                 SYMBOL(set_context, cuCtxSetCurrent), SYMBOL(set_attribute, cuFuncSetAttribute),
-                SYMBOL(launch_early, cuLaunchKernelEx),
-                SYMBOL(explain_name, cuGetErrorName), SYMBOL(explain_text, cuGetErrorString),
-                SYMBOL(encode_map, cuTensorMapEncodeTiled)},
+                SYMBOL(launch_early, cuLaunchKernelEx), SYMBOL(explain_name, cuGetErrorName),
+                SYMBOL(explain_text, cuGetErrorString), SYMBOL(encode_map, cuTensorMapEncodeTiled)},
     .describe = cuda_describe,
     .enter = cuda_enter,
     .leave = cuda_leave,
@@ -358,13 +357,13 @@ static int check_grids(const struct mx_gpu_call *call, struct mx_error *error) {
 }
 
 static int launch(struct mx_gpu *gpu, const struct mx_gpu_device *device, const struct mx_gpu_launch *launch,
-                  void **parameters, void *stream, struct mx_error *error) {
+                  void **parameters, bool early, void *stream, struct mx_error *error) {
     const uint32_t *grid = launch->grid;
     const unsigned shared = (unsigned)gpu->kernels[launch->kernel].shared;
     void *function = device->functions[launch->kernel];
     if (is_empty(launch))
         return 0;
-    if (launch->early && gpu->driver->calls.launch_early) {
+    if (early && gpu->driver->calls.launch_early) {
         struct launch_attribute attribute = {.id = 6, .value.allowed = 1}; // PROGRAMMATIC_STREAM_SERIALIZATION
         const struct launch_config config = {
             {grid[0], grid[1], grid[2]}, {launch->threads, 1, 1}, shared, stream, &attribute, 1};
@@ -384,7 +383,7 @@ static int queue(struct mx_gpu *gpu, const struct mx_gpu_call *call, int32_t ind
     for (int i = 0; !failed && i < call->map_count; i++)
         failed = encode_map(gpu->driver, &call->maps[i], error);
     for (int i = 0; !failed && i < call->launch_count; i++)
-        failed = launch(gpu, device, &call->launches[i], call->parameters, stream, error);
+        failed = launch(gpu, device, &call->launches[i], call->parameters, call->overlap && i, stream, error);
     struct mx_error second;
     return gpu->driver->leave(gpu->driver, previous, failed ? &second : error) || failed;
 }

@@ -54,7 +54,6 @@ struct mx_gpu_launch {
     int32_t kernel; // index into the kernels
     uint32_t threads;
     uint32_t grid[3];
-    bool early; // it may start before the launch before it has ended, and waits for that itself (CUDA)
 };
 
 // Memory that a call's kernels read or write. Only the emulator, which takes the host's, wants to know.
@@ -87,6 +86,7 @@ struct mx_gpu_map {
 struct mx_gpu_call {
     const struct mx_gpu_launch *launches;
     int32_t launch_count;
+    bool overlap;      // all but the first may start before the one before has ended, for which they wait (CUDA)
     void **parameters; // pointers to the kernels' arguments
     const struct mx_gpu_span *spans;
     int32_t span_count;

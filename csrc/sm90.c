@@ -77,12 +77,13 @@ static int run_gemm(int prepare, int kernel, void *args, struct mx_sm90_plan *pl
     struct mx_sm90_maps encoded = {};
     const struct mx_gpu_map maps[] = {map_of(&plan->p_map, encoded.p), map_of(&plan->q_map, encoded.q)};
     const struct mx_gpu_launch launches[] = {
-        {prepare, MX_SM90_PREPARE_THREADS, {(uint32_t)plan->prepare_blocks, 1, 1}, .early = false},
-        {kernel, MX_SM90_THREADS, {(uint32_t)plan->blocks, 1, 1}, .early = true},
+        {prepare, MX_SM90_PREPARE_THREADS, {(uint32_t)plan->prepare_blocks, 1, 1}},
+        {kernel, MX_SM90_THREADS, {(uint32_t)plan->blocks, 1, 1}},
     };
     const struct mx_gpu_call call = {
         .launches = launches,
         .launch_count = MX_LENGTH(launches),
+        .overlap = true,
         .parameters = (void *[]){args, plan, &encoded},
         .maps = maps,
         .map_count = plan->copies ? 0 : MX_LENGTH(maps),
