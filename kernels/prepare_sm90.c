@@ -126,12 +126,12 @@ struct row {
     int32_t exists;
 };
 
-// How rows of scales are read: bytes at any address; whole words; four words at once, of which the first few may lie
-// before the row; four words at once from the row's first to its last.
-enum reading { BYTES, WORDS, QUADS, WHOLE_QUADS };
+// How rows of scales are read: bytes at any address; whole words; or four words at once, of which the first few may lie
+// before the row.
+enum reading { BYTES, WORDS, QUADS };
 
 // Words of scales, of 4 blocks each, that a thread has in registers: as many as fit, with what else it needs.
-INLINE int32_t held_words(enum reading reading) { return reading >= QUADS ? 16 : 8; }
+INLINE int32_t held_words(enum reading reading) { return reading == QUADS ? 16 : 8; }
 
 // What rows have in common.
 struct share {
@@ -144,9 +144,9 @@ struct share {
 // `alignment` has the bits of the rows' distances from each other and from the operand; a row begins `skip` words after
 // a quad.
 INLINE struct share share_rows(const uint8_t *data, const uint8_t *scales, uint64_t alignment, int32_t blocks,
-                               int32_t skip, enum reading quads) {
+                               int32_t skip) {
     alignment |= (uintptr_t)scales;
-    const enum reading reading = alignment % 4 ? BYTES : alignment % 16 ? WORDS : quads;
+    const enum reading reading = alignment % 4 ? BYTES : alignment % 16 ? WORDS : QUADS;
     const int32_t words = div_up32(blocks, 4) + skip, held = held_words(reading);
     return (struct share){data, scales, reading, blocks, words <= held ? 1 : words <= 2 * held ? 2 : 4};
 }
@@ -194,7 +194,7 @@ INLINE uint32_t max_of_lanes(uint32_t x, int32_t lanes) {
 
 // Four words of scales, `apart` words apart, from word `first` of a row on; 0 for blocks from `limit` on.
 INLINE u32x4 load_codes(const uint8_t *scale, int32_t first, int32_t apart, int32_t limit, enum reading reading) {
-    if (reading >= QUADS)
+    if (reading == QUADS)
         return load_constant4_if(4 * first < limit, scale + 4 * first);
     u32x4 codes = {};
     UNROLL for (int i = 0; i < 4; i++) {
@@ -208,25 +208,28 @@ INLINE u32x4 load_codes(const uint8_t *scale, int32_t first, int32_t apart, int3
     return codes;
 }
 
-// The bytes of a word that are scales of the row.
-INLINE uint32_t bytes_of_row(int32_t word, int32_t skip, int32_t limit, enum reading reading) {
-    return reading == WHOLE_QUADS ? (4 * word < limit ? ~0u : 0) : word < skip ? 0 : first_bytes(limit - 4 * word);
+// The bytes of a word that are scales of the row, which is `whole` when no word read has others.
+INLINE uint32_t bytes_of_row(int32_t word, int32_t skip, int32_t limit, int whole) {
+    if (whole)
+        return 4 * word < limit ? ~0u : 0;
+    return word < skip ? 0 : first_bytes(limit - 4 * word);
 }
 
 // Writes a row's scales and its reference; the threads of a warp call together.
-INLINE void write_row_as(struct row x, struct share share, enum reading reading) {
+INLINE void write_row_as(struct row x, struct share share, enum reading reading, int whole) {
     int32_t lanes = share.lanes;
     HIDE(lanes); // or what follows from it would be computed for all readings before any
     const int32_t held = held_words(reading), lane = (int32_t)thread_id() & (lanes - 1);
-    const int32_t skip = reading == QUADS ? (int32_t)((uintptr_t)x.scale / 4 % 4) : 0;
+    const int32_t skip = reading == QUADS && !whole ? (int32_t)((uintptr_t)x.scale / 4 % 4) : 0;
     const int32_t words = skip + div_up32(share.blocks, 4);
     const int32_t limit = x.exists ? 4 * skip + share.blocks : 0;
-    const int32_t apart = reading >= QUADS ? 1 : lanes; // of a thread's words; four begin where others' end
+    // A thread's words: fours that begin 4 * lanes apart.
+    const int32_t own = reading == QUADS ? 4 * lane : lane, apart = reading == QUADS ? 1 : lanes;
     const uint8_t *scale = x.scale - 4 * skip;
     u32x4 codes[4] = {};
     i16x2 tops = 0;
     ROLLED for (int32_t base = 0; base < words; base += held * lanes) {
-        int32_t first = base + (reading >= QUADS ? 4 : 1) * lane;
+        int32_t first = base + own;
         HIDE(first); // or what follows from it would be computed before the loop, into registers
         UNROLL for (int q = 0; q < held / 4; q++) codes[q] =
             load_codes(scale, first + 4 * lanes * q, apart, limit, reading);
@@ -234,8 +237,8 @@ INLINE void write_row_as(struct row x, struct share share, enum reading reading)
             if (base + 4 * lanes * q >= words)
                 break;
             UNROLL for (int i = 0; i < 4; i++) {
-                if (reading != WHOLE_QUADS)
-                    codes[q][i] &= bytes_of_row(first + 4 * lanes * q + apart * i, skip, limit, reading);
+                if (!whole)
+                    codes[q][i] &= bytes_of_row(first + 4 * lanes * q + apart * i, skip, limit, whole);
                 tops = __builtin_elementwise_max(tops, even_bytes(codes[q][i]));
                 tops = __builtin_elementwise_max(tops, even_bytes(codes[q][i] >> 8));
             }
@@ -245,7 +248,7 @@ INLINE void write_row_as(struct row x, struct share share, enum reading reading)
     uint32_t low = 0; // whether a scale is below the window
     uint8_t *to = x.to - skip * MX_SM90_SCALE_BYTES;
     ROLLED for (int32_t base = 0; base < words; base += held * lanes) {
-        int32_t first = base + (reading >= QUADS ? 4 : 1) * lane;
+        int32_t first = base + own;
         HIDE(first);
         if (words > held * lanes) {
             UNROLL for (int q = 0; q < held / 4; q++) codes[q] =
@@ -255,11 +258,12 @@ INLINE void write_row_as(struct row x, struct share share, enum reading reading)
             if (base + 4 * lanes * q >= words)
                 break;
             UNROLL for (int i = 0; i < 4; i++) {
-                const int32_t word = first + 4 * lanes * q + apart * i;
-                const uint32_t inside = bytes_of_row(word, skip, limit, reading);
+                const int32_t four = first + 4 * lanes * q, word = four + apart * i;
+                const int32_t tested = reading == QUADS && whole ? four : word; // whole: the same for all four
+                const uint32_t inside = bytes_of_row(tested, skip, limit, whole);
                 const uint32_t moved = move_scales(codes[q][i], reference) & inside;
                 low |= has_zero_byte(moved | ~inside);
-                if (word >= skip && word < words)
+                if (tested >= skip && tested < words)
                     *(uint32_t *)(to + (int64_t)word * MX_SM90_SCALE_BYTES) = moved;
             }
         }
@@ -268,20 +272,22 @@ INLINE void write_row_as(struct row x, struct share share, enum reading reading)
     if (max_of_lanes(low, lanes) && !exact)
         exact = (uint32_t)has_elements_below(x, share, lane, reference);
     exact = max_of_lanes(exact, lanes);
-    if (exact)
-        ROLLED for (int32_t word = lane; word < words - skip; word += lanes) *
-            (uint32_t *)(x.to + (int64_t)word * MX_SM90_SCALE_BYTES) = 0;
+    if (exact) // each word by the thread that wrote it before
+        ROLLED for (int32_t four = own; four < words; four += 4 * lanes)
+                ROLLED for (int32_t word = four; word < four + 4 * apart;
+                            word += apart) if (word >= skip && word < words) *
+            (uint32_t *)(to + (int64_t)word * MX_SM90_SCALE_BYTES) = 0;
     if (lane == 0)
         *x.ref = !x.exists ? 127 : exact ? MX_SM90_EXACT : (uint8_t)reference;
 }
 
-INLINE void write_row(struct row x, struct share share, enum reading quads) {
-    if (share.reading == quads)
-        write_row_as(x, share, quads);
+INLINE void write_row(struct row x, struct share share, int whole) {
+    if (share.reading == QUADS)
+        write_row_as(x, share, QUADS, whole);
     else if (share.reading == WORDS)
-        write_row_as(x, share, WORDS);
+        write_row_as(x, share, WORDS, whole);
     else
-        write_row_as(x, share, BYTES);
+        write_row_as(x, share, BYTES, 0);
 }
 
 // Where a thread is in the pass-th pass over rows that are written by units; there are share.lanes passes a unit.
@@ -366,7 +372,7 @@ INLINE void write_units_of_rows(struct mx_rows_args args, struct mx_sm90_plan pl
     uint8_t *to = plan.workspace + (p ? plan.p_scale : plan.q_scale);
     uint8_t *refs = plan.workspace + (p ? plan.p_ref : plan.q_ref);
     const int64_t stride = args.k / MX_BLOCK;
-    const struct share share = share_rows(data, scales, (uint64_t)stride, (int32_t)stride, 0, WHOLE_QUADS);
+    const struct share share = share_rows(data, scales, (uint64_t)stride, (int32_t)stride, 0);
     const int32_t first = 2 * chunk * plan.units_at_once, row_blocks = tokens ? plan.token_blocks : plan.weight_blocks;
     runs[thread_id()] = find_run(args, plan, first + (int32_t)thread_id(), tokens);
     sync_block();
@@ -379,7 +385,7 @@ INLINE void write_units_of_rows(struct mx_rows_args args, struct mx_sm90_plan pl
         const int64_t block = first + at.block, index = ((int64_t)run.first + at.row) * stride;
         write_row((struct row){scales + index, to + block * plan.steps * MX_SM90_SCALE_BYTES + 4 * at.row,
                                refs + block * MX_SM90_ROW_BLOCK + at.row, at.row < run.rows},
-                  share, WHOLE_QUADS);
+                  share, 1);
     }
 }
 
@@ -473,7 +479,7 @@ INLINE void write_units_of_depth(struct mx_depth_args args, struct mx_sm90_plan 
         const struct depth depth = depths[i];
         const int32_t start = depth.start / MX_BLOCK;
         const uint64_t alignment = (uint64_t)(stride | start % 4);
-        const struct share share = share_rows(data, scales, alignment, depth.blocks, start / 4 % 4, QUADS);
+        const struct share share = share_rows(data, scales, alignment, depth.blocks, start / 4 % 4);
         ROLLED for (int32_t pass = 0; pass < (depth.blocks > 0 ? share.lanes : 0); pass++) {
             const struct position at = position_in(pass, share.lanes);
             const int64_t block = 2 * unit + at.block, row = block * MX_SM90_ROW_BLOCK + at.row;
@@ -483,7 +489,7 @@ INLINE void write_units_of_depth(struct mx_depth_args args, struct mx_sm90_plan 
             write_row((struct row){scales + index,
                                    to + (block * plan.steps + depth.step) * MX_SM90_SCALE_BYTES + 4 * at.row,
                                    refs + ((int64_t)group * blocks + block) * MX_SM90_ROW_BLOCK + at.row, row < rows},
-                      share, QUADS);
+                      share, 0);
         }
         if (++group == groups) {
             group = 0;
