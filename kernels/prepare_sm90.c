@@ -208,7 +208,7 @@ INLINE u32x4 load_codes(const uint8_t *scale, int32_t first, int32_t apart, int3
     return codes;
 }
 
-// The bytes of a word that are scales of the row, which is `whole` when no word read has others.
+// The bytes of a word that are scales of the row. `whole`: no word that is read has others as well.
 INLINE uint32_t bytes_of_row(int32_t word, int32_t skip, int32_t limit, int whole) {
     if (whole)
         return 4 * word < limit ? ~0u : 0;
@@ -281,9 +281,12 @@ INLINE void write_row_as(struct row x, struct share share, enum reading reading,
         *x.ref = !x.exists ? 127 : exact ? MX_SM90_EXACT : (uint8_t)reference;
 }
 
-INLINE void write_row(struct row x, struct share share, int whole) {
-    if (share.reading == QUADS)
-        write_row_as(x, share, QUADS, whole);
+// `whole` and `whole_quads`: a word, or a quad, of which the row has a part has nothing else.
+INLINE void write_row(struct row x, struct share share, int whole, int whole_quads) {
+    if (share.reading == QUADS && whole_quads)
+        write_row_as(x, share, QUADS, 1);
+    else if (share.reading == QUADS)
+        write_row_as(x, share, QUADS, 0);
     else if (share.reading == WORDS)
         write_row_as(x, share, WORDS, whole);
     else
@@ -385,7 +388,7 @@ INLINE void write_units_of_rows(struct mx_rows_args args, struct mx_sm90_plan pl
         const int64_t block = first + at.block, index = ((int64_t)run.first + at.row) * stride;
         write_row((struct row){scales + index, to + block * plan.steps * MX_SM90_SCALE_BYTES + 4 * at.row,
                                refs + block * MX_SM90_ROW_BLOCK + at.row, at.row < run.rows},
-                  share, 1);
+                  share, 1, 1);
     }
 }
 
@@ -489,7 +492,7 @@ INLINE void write_units_of_depth(struct mx_depth_args args, struct mx_sm90_plan 
             write_row((struct row){scales + index,
                                    to + (block * plan.steps + depth.step) * MX_SM90_SCALE_BYTES + 4 * at.row,
                                    refs + ((int64_t)group * blocks + block) * MX_SM90_ROW_BLOCK + at.row, row < rows},
-                      share, 0);
+                      share, 0, (start | depth.blocks) % 16 == 0);
         }
         if (++group == groups) {
             group = 0;

@@ -23,8 +23,8 @@
 // The workspace, plan.bytes long, 64-byte aligned:
 //   tiles    [tiles] struct mx_sm90_tile, those that exist first
 //   p_scale  [row blocks of 128][steps][128 rows][4]: a block's scale - reference + MX_SM90_WINDOW, in 1 ..
-//            MX_SM90_WINDOW; 0 for blocks of zeros, for what is outside the row's contraction and for rows that go
-//            the exact way, which so add 0 on the fast one (or NaN, if they have NaN codes)
+//            MX_SM90_WINDOW; 0 for blocks of zeros below that, for what is outside the row's contraction and for rows
+//            that go the exact way, which so add 0 on the fast one (or NaN, if they have NaN codes)
 //   q_scale  the same for Q
 //   p_ref    [row blocks][128 rows] the reference, or MX_SM90_EXACT; gemm_depth: [groups][row blocks][128 rows]
 //   q_ref    the same for Q
