@@ -589,7 +589,8 @@ FAILURES = per_driver(
             ("cuDeviceGetAttribute", 3), ("cuDevicePrimaryCtxRetain", 1), ("cuCtxGetCurrent", 1),
             ("cuCtxSetCurrent", 1), ("cuModuleLoadData", 1), ("cuModuleLoadData", 3), ("cuModuleGetFunction", 1),
             ("cuModuleGetFunction", 12), ("cuFuncSetAttribute", 1), ("cuFuncSetAttribute", 3),
-            ("cuTensorMapEncodeTiled", 1), ("cuTensorMapEncodeTiled", 2), ("cuLaunchKernel", 1), ("cuLaunchKernelEx", 1),
+            ("cuTensorMapEncodeTiled", 1), ("cuTensorMapEncodeTiled", 2), ("cuLaunchKernel", 1),
+            ("cuLaunchKernelEx", 1),
         )
     ],
 )  # fmt: skip

@@ -102,11 +102,10 @@ static int run_grid(void) {
 
 // Where the parts of the workspace are.
 struct layout {
-    int64_t p_scale, q_scale, p_ref, q_ref, bytes, tiles, steps, blocks;
+    int64_t p_scale, q_scale, p_ref, q_ref, bytes, tiles, steps;
 };
 static struct layout layout_of(void) {
-    return (struct layout){plan.p_scale, plan.q_scale, plan.p_ref, plan.q_ref,
-                           plan.bytes,   plan.tiles,   plan.steps, plan.prepare_blocks};
+    return (struct layout){plan.p_scale, plan.q_scale, plan.p_ref, plan.q_ref, plan.bytes, plan.tiles, plan.steps};
 }
 
 EXPORT struct layout plan_rows(const struct mx_rows_args *args, int swapped, int processors) {

@@ -30,8 +30,7 @@ TILE = np.dtype([("out", "i8"), ("bias", "i8")] + [(name, "i4") for name in (
 
 
 class Layout(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_int64) for n in ("p_scale", "q_scale", "p_ref", "q_ref", "bytes", "tiles", "steps",
-                                              "blocks")]  # fmt: skip
+    _fields_ = [(n, ctypes.c_int64) for n in ("p_scale", "q_scale", "p_ref", "q_ref", "bytes", "tiles", "steps")]
 
 
 @pytest.fixture(scope="module")
@@ -316,7 +315,8 @@ def test_rows_of_bad_offs(lib: ctypes.CDLL, offs: list[int], swapped: bool) -> N
 @pytest.mark.parametrize("groups", [256, 257, 1030])
 def test_rows_of_many_groups(lib: ctypes.CDLL, groups: int, swapped: bool, processors: int) -> None:
     offs = np.cumsum(np.random.default_rng(groups).integers(0, 3, groups) % 2 * 40).tolist()
-    check_rows(lib, offs[-1] + 30, 4, 32, offs, swapped, processors=processors)
+    offs[::256] = [0] * len(offs[::256])  # the groups before still count
+    check_rows(lib, max(offs) + 30, 4, 32, offs, swapped, processors=processors)
 
 
 @swapped_or_not
@@ -345,11 +345,7 @@ def test_depth(lib: ctypes.CDLL, plain: bool, offs: list[int], depth: int, past:
 def test_depth_of_any_length(lib: ctypes.CDLL, words: int, past: int) -> None:
     """A first group that the quantizer pads to `words` steps, and a second one."""
     first = STEP * words - 40
-    check_depth(lib, 100, 270, mx_round_up(first, STEP) + 2048, [first, first + 1000], plain=False, past=past)
-
-
-def mx_round_up(n: int, by: int) -> int:
-    return up(n, by) * by
+    check_depth(lib, 100, 270, up(first, STEP) * STEP + 2048, [first, first + 1000], plain=False, past=past)
 
 
 @pytest.mark.parametrize("offs", [[9000, 9000], [8192, 16384], [128, 17000]])
@@ -367,7 +363,8 @@ def test_depth_of_bad_offs(lib: ctypes.CDLL, offs: list[int], plain: bool) -> No
 @pytest.mark.parametrize("groups", [130, 257, 1024, 1030])
 def test_depth_of_many_groups(lib: ctypes.CDLL, groups: int, processors: int) -> None:
     offs = np.cumsum(np.random.default_rng(groups).integers(0, 4, groups) % 3 * 64).tolist()
-    depth = sum(mx_round_up(end - begin, STEP) for begin, end in bounds(offs, offs[-1]))
+    offs[::256] = [0] * len(offs[::256])
+    depth = sum(up(end - begin, STEP) * STEP for begin, end in bounds(offs, max(offs)))
     check_depth(lib, 3, 5, depth, offs, plain=False, processors=processors)
 
 
