@@ -127,9 +127,9 @@ static inline void mx_sm90_finish_plan(struct mx_sm90_plan *plan, int64_t tiles,
 
 // So many that all blocks of prepare run at once, four a multiprocessor, with those that write tiles if these are few.
 static inline int32_t mx_sm90_units_at_once(int64_t units, int64_t tiles, int32_t multiprocessors) {
-    const int64_t left = 4 * multiprocessors - mx_sm90_div_up(tiles, MX_SM90_PREPARE_THREADS);
-    const int64_t blocks = left > 3 * multiprocessors ? left : 3 * multiprocessors;
-    const int64_t each = mx_sm90_div_up(units, blocks);
+    const int64_t least = 3 * (int64_t)multiprocessors;
+    const int64_t left = 4 * (int64_t)multiprocessors - mx_sm90_div_up(tiles, MX_SM90_PREPARE_THREADS);
+    const int64_t each = mx_sm90_div_up(units, left > least ? left : least);
     return each < 1 ? 1 : each < MX_SM90_MAX_UNITS ? (int32_t)each : MX_SM90_MAX_UNITS;
 }
 
