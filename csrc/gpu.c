@@ -10,6 +10,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+// CUDA's CUlaunchAttribute and CUlaunchConfig, as cuda.h lays them out.
+struct launch_attribute {
+    int id;
+    alignas(8) union {
+        char size[64];
+        int allowed;
+    } value;
+};
+static_assert(sizeof(struct launch_attribute) == 72 && offsetof(struct launch_attribute, value) == 8);
+struct launch_config {
+    unsigned grid[3], block[3], shared;
+    void *stream;
+    struct launch_attribute *attributes;
+    unsigned attribute_count;
+};
+static_assert(sizeof(struct launch_config) == 56 && offsetof(struct launch_config, stream) == 32);
+
 // The functions of a driver that are used. What HIP and CUDA have alike comes first.
 struct calls {
     int (*init)(unsigned flags);
@@ -30,6 +47,7 @@ struct calls {
     int (*get_context)(void **context);
     int (*set_context)(void *context);
     int (*set_attribute)(void *function, int attribute, int value);
+    int (*launch_early)(const struct launch_config *, void *function, void **parameters, void **extra);
     int (*explain_name)(int code, const char **text);
     int (*explain_text)(int code, const char **text);
     int (*encode_map)(void *map, int type, uint32_t rank, const void *base, const uint64_t *sizes,
@@ -211,8 +229,8 @@ struct mx_gpu_driver mx_cuda = {
                 SYMBOL(launch, cuLaunchKernel), SYMBOL(device, cuDeviceGet), SYMBOL(attribute, cuDeviceGetAttribute),
                 SYMBOL(retain_context, cuDevicePrimaryCtxRetain), SYMBOL(get_context, cuCtxGetCurrent),
                 SYMBOL(set_context, cuCtxSetCurrent), SYMBOL(set_attribute, cuFuncSetAttribute),
-                SYMBOL(explain_name, cuGetErrorName), SYMBOL(explain_text, cuGetErrorString),
-                SYMBOL(encode_map, cuTensorMapEncodeTiled)},
+                SYMBOL(launch_early, cuLaunchKernelEx), SYMBOL(explain_name, cuGetErrorName),
+                SYMBOL(explain_text, cuGetErrorString), SYMBOL(encode_map, cuTensorMapEncodeTiled)},
     .describe = cuda_describe,
     .enter = cuda_enter,
     .leave = cuda_leave,
@@ -339,12 +357,20 @@ static int check_grids(const struct mx_gpu_call *call, struct mx_error *error) {
 }
 
 static int launch(struct mx_gpu *gpu, const struct mx_gpu_device *device, const struct mx_gpu_launch *launch,
-                  void **parameters, void *stream, struct mx_error *error) {
+                  void **parameters, bool early, void *stream, struct mx_error *error) {
     const uint32_t *grid = launch->grid;
+    const unsigned shared = (unsigned)gpu->kernels[launch->kernel].shared;
+    void *function = device->functions[launch->kernel];
     if (is_empty(launch))
         return 0;
-    return TRY(gpu->driver, error, launch, device->functions[launch->kernel], grid[0], grid[1], grid[2],
-               launch->threads, 1, 1, (unsigned)gpu->kernels[launch->kernel].shared, stream, parameters, nullptr);
+    if (early && gpu->driver->calls.launch_early) {
+        struct launch_attribute attribute = {.id = 6, .value.allowed = 1}; // PROGRAMMATIC_STREAM_SERIALIZATION
+        const struct launch_config config = {
+            {grid[0], grid[1], grid[2]}, {launch->threads, 1, 1}, shared, stream, &attribute, 1};
+        return TRY(gpu->driver, error, launch_early, &config, function, parameters, nullptr);
+    }
+    return TRY(gpu->driver, error, launch, function, grid[0], grid[1], grid[2], launch->threads, 1, 1, shared, stream,
+               parameters, nullptr);
 }
 
 static int queue(struct mx_gpu *gpu, const struct mx_gpu_call *call, int32_t index, void *stream,
@@ -357,7 +383,7 @@ static int queue(struct mx_gpu *gpu, const struct mx_gpu_call *call, int32_t ind
     for (int i = 0; !failed && i < call->map_count; i++)
         failed = encode_map(gpu->driver, &call->maps[i], error);
     for (int i = 0; !failed && i < call->launch_count; i++)
-        failed = launch(gpu, device, &call->launches[i], call->parameters, stream, error);
+        failed = launch(gpu, device, &call->launches[i], call->parameters, call->overlap && i, stream, error);
     struct mx_error second;
     return gpu->driver->leave(gpu->driver, previous, failed ? &second : error) || failed;
 }

@@ -86,6 +86,7 @@ struct mx_gpu_map {
 struct mx_gpu_call {
     const struct mx_gpu_launch *launches;
     int32_t launch_count;
+    bool overlap;      // all but the first may start before the one before has ended, for which they wait (CUDA)
     void **parameters; // pointers to the kernels' arguments
     const struct mx_gpu_span *spans;
     int32_t span_count;

@@ -83,6 +83,7 @@ static int run_gemm(int prepare, int kernel, void *args, struct mx_sm90_plan *pl
     const struct mx_gpu_call call = {
         .launches = launches,
         .launch_count = MX_LENGTH(launches),
+        .overlap = true,
         .parameters = (void *[]){args, plan, &encoded},
         .maps = maps,
         .map_count = plan->copies ? 0 : MX_LENGTH(maps),

@@ -13,6 +13,7 @@
 #define ROLLED _Pragma("clang loop unroll(disable)")
 
 typedef uint32_t u32x4 __attribute__((ext_vector_type(4)));
+typedef int32_t i32x4 __attribute__((ext_vector_type(4)));
 typedef int16_t i16x2 __attribute__((ext_vector_type(2)));
 typedef float f32x2 __attribute__((ext_vector_type(2)));
 typedef float f32x4 __attribute__((ext_vector_type(4)));
@@ -22,6 +23,10 @@ INLINE uint32_t block_id(void) { return __nvvm_read_ptx_sreg_ctaid_x(); }
 INLINE uint32_t grid_size(void) { return __nvvm_read_ptx_sreg_nctaid_x(); }
 INLINE void sync_block(void) { asm volatile("barrier.cta.sync.aligned 0;" ::: "memory"); }
 INLINE void sync_warp(void) { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
+// Between a kernel and the next one, where the launch lets that start early: its blocks may start once all of this
+// one's have said so, and see what this kernel writes only after they have waited.
+INLINE void launch_dependents(void) { asm volatile("griddepcontrol.launch_dependents;"); }
+INLINE void wait_for_previous(void) { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // Nonzero when a byte of x is 0.
 INLINE uint32_t has_zero_byte(uint32_t x) { return (x - 0x01010101) & ~x & 0x80808080; }

@@ -914,6 +914,7 @@ INLINE void gemm(struct problem problem, struct mx_sm90_plan plan, uint64_t p_ma
         }
         fence_barrier_init();
     }
+    wait_for_previous(); // prepare's workspace
     sync_block();
     if (warpgroup == 0) {
         SET_REGISTERS_DOWN(40);

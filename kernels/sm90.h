@@ -5,7 +5,8 @@
 //       grid plan.prepare_blocks, MX_SM90_PREPARE_THREADS threads, no dynamic shared memory
 //   mx_gemm_depth_sm90 or a line of MX_SM90_ROWS_KERNELS
 //       (struct mx_<op>_args, struct mx_sm90_plan, struct mx_sm90_maps)
-//       grid plan.blocks, MX_SM90_THREADS threads, MX_SM90_SHARED_BYTES of dynamic shared memory
+//       grid plan.blocks, MX_SM90_THREADS threads, MX_SM90_SHARED_BYTES of dynamic shared memory; may start before
+//       prepare has ended, for whose end it waits
 // The plan comes from sizes alone (mx_sm90_plan_rows, mx_sm90_plan_depth), so the host never reads a device value.
 // prepare fills the whole of what the GEMM reads of the workspace; nothing in it survives from call to call.
 //
@@ -22,8 +23,8 @@
 // The workspace, plan.bytes long, 64-byte aligned:
 //   tiles    [tiles] struct mx_sm90_tile, those that exist first
 //   p_scale  [row blocks of 128][steps][128 rows][4]: a block's scale - reference + MX_SM90_WINDOW, in 1 ..
-//            MX_SM90_WINDOW; 0 for blocks of zeros, for what is outside the row's contraction and for rows that go
-//            the exact way, which so add 0 on the fast one (or NaN, if they have NaN codes)
+//            MX_SM90_WINDOW; 0 for blocks of zeros below that, for what is outside the row's contraction and for rows
+//            that go the exact way, which so add 0 on the fast one (or NaN, if they have NaN codes)
 //   q_scale  the same for Q
 //   p_ref    [row blocks][128 rows] the reference, or MX_SM90_EXACT; gemm_depth: [groups][row blocks][128 rows]
 //   q_ref    the same for Q
@@ -41,6 +42,7 @@ enum {
     MX_SM90_WINDOW = 22,          // binades of scales that a row may have on the fast way
     MX_SM90_EXACT = 255,          // reference of a row that goes the exact way
     MX_SM90_SORTED_GROUPS = 1024, // up to so many groups are started longest first
+    MX_SM90_MAX_UNITS = 128,      // units that a block of prepare may take
     MX_SM90_SHARED_BYTES = 220 * 1024,
     MX_SM90_MAX_EXTENT = INT32_MAX - MX_SM90_P, // an operand's rows, and elements of a row: coordinates are 32-bit
 };
@@ -84,8 +86,9 @@ struct mx_sm90_plan {
     int32_t p_tiles, q_tiles;       // tiles of one group along P and Q; gemm_rows: only along the weights
     int32_t token_blocks;           // gemm_rows: row blocks of tokens, the most that any offs make
     int32_t group_blocks;           // gemm_rows: row blocks of one group's weights
+    int32_t weight_blocks;          // gemm_rows: row blocks of all weights
     int32_t p_blocks, q_blocks;     // gemm_depth: row blocks
-    int32_t halves_at_once;         // half row blocks that a block of prepare takes, one after the other
+    int32_t units_at_once;          // pairs of row blocks that a block of prepare takes, one after the other
     int32_t raster;                 // rows of tiles that are walked together, for the L2 cache
     int32_t swapped;                // P is the weights
     int32_t copies;                 // operands not 16-byte aligned: the kernel copies bytes, with no tensor maps
@@ -121,9 +124,12 @@ static inline void mx_sm90_finish_plan(struct mx_sm90_plan *plan, int64_t tiles,
     plan->blocks = tiles < multiprocessors ? (int32_t)tiles : multiprocessors;
 }
 
-// So many that the blocks are about twice what runs at once: each has a start to pay for.
-static inline int32_t mx_sm90_halves_at_once(int64_t halves) {
-    return halves < 2048 ? 1 : mx_sm90_count(halves / 1024);
+// So many that all blocks of prepare run at once, four a multiprocessor, with those that write tiles if these are few.
+static inline int32_t mx_sm90_units_at_once(int64_t units, int64_t tiles, int32_t multiprocessors) {
+    const int64_t least = 3 * (int64_t)multiprocessors;
+    const int64_t left = 4 * (int64_t)multiprocessors - mx_sm90_div_up(tiles, MX_SM90_PREPARE_THREADS);
+    const int64_t each = mx_sm90_div_up(units, left > least ? left : least);
+    return each < 1 ? 1 : each < MX_SM90_MAX_UNITS ? (int32_t)each : MX_SM90_MAX_UNITS;
 }
 
 static inline int32_t mx_sm90_unaligned(const uint8_t *a, const uint8_t *b) {
@@ -157,11 +163,13 @@ static inline struct mx_sm90_plan mx_sm90_plan_rows(const struct mx_rows_args *a
     plan.p_tiles = plan.q_tiles = mx_sm90_count(weight_tiles);
     plan.token_blocks = mx_sm90_count(token_blocks);
     plan.group_blocks = mx_sm90_count(group_blocks);
+    plan.weight_blocks = mx_sm90_count(weight_blocks);
     const int64_t p_blocks = swapped ? weight_blocks : token_blocks;
     const int64_t q_blocks = swapped ? token_blocks : weight_blocks;
-    plan.halves_at_once = mx_sm90_halves_at_once(2 * (token_blocks + weight_blocks));
+    const int64_t token_units = mx_sm90_div_up(token_blocks, 2), weight_units = mx_sm90_div_up(weight_blocks, 2);
+    plan.units_at_once = mx_sm90_units_at_once(token_units + weight_units, token_tiles * weight_tiles, multiprocessors);
     const int64_t scale_blocks =
-        mx_sm90_div_up(2 * token_blocks, plan.halves_at_once) + mx_sm90_div_up(2 * weight_blocks, plan.halves_at_once);
+        mx_sm90_div_up(token_units, plan.units_at_once) + mx_sm90_div_up(weight_units, plan.units_at_once);
     mx_sm90_finish_plan(&plan, token_tiles * weight_tiles, p_blocks, q_blocks, p_blocks, q_blocks, scale_blocks,
                         multiprocessors);
     return plan;
@@ -181,9 +189,10 @@ static inline struct mx_sm90_plan mx_sm90_plan_depth(const struct mx_depth_args 
     plan.q_tiles = mx_sm90_count(q_tiles);
     plan.p_blocks = mx_sm90_count(p_blocks);
     plan.q_blocks = mx_sm90_count(q_blocks);
-    const int64_t halves = 2 * (p_blocks + q_blocks);
-    plan.halves_at_once = mx_sm90_halves_at_once(args->groups * halves);
-    const int64_t scale_blocks = args->groups * mx_sm90_div_up(halves, plan.halves_at_once);
+    const int64_t p_units = args->groups * p_tiles, q_units = args->groups * mx_sm90_div_up(q_blocks, 2);
+    plan.units_at_once = mx_sm90_units_at_once(p_units + q_units, args->groups * p_tiles * q_tiles, multiprocessors);
+    const int64_t scale_blocks =
+        mx_sm90_div_up(p_units, plan.units_at_once) + mx_sm90_div_up(q_units, plan.units_at_once);
     mx_sm90_finish_plan(&plan, args->groups * p_tiles * q_tiles, p_blocks, q_blocks, args->groups * p_blocks,
                         args->groups * q_blocks, scale_blocks, multiprocessors);
     return plan;

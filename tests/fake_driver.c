@@ -287,9 +287,8 @@ static int cuda_encode(void *map, int type, uint32_t rank, const void *base, con
     return code;
 }
 
-static int cuda_launch(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+static int launch_cuda(const char *name, const struct function *of, struct dimensions grid, struct dimensions block,
                        unsigned shared, void *stream, void **parameters, void **extra) {
-    const struct function *of = function;
     if (!context)
         return CONTEXT_ERROR;
     if (!parameters || extra || shared > of->shared)
@@ -304,8 +303,32 @@ static int cuda_launch(void *function, unsigned gx, unsigned gy, unsigned gz, un
         memcpy(&seen.p_base, maps->p, sizeof seen.p_base);
         memcpy(&seen.q_base, maps->q, sizeof seen.q_base);
     }
-    return note_launch("cuLaunchKernel", of, cuda_current(), (struct dimensions){gx, gy, gz},
-                       (struct dimensions){bx, by, bz}, shared, stream, seen);
+    return note_launch(name, of, cuda_current(), grid, block, shared, stream, seen);
+}
+
+static int cuda_launch(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                       unsigned shared, void *stream, void **parameters, void **extra) {
+    return launch_cuda("cuLaunchKernel", function, (struct dimensions){gx, gy, gz}, (struct dimensions){bx, by, bz},
+                       shared, stream, parameters, extra);
+}
+
+// Takes no attribute but the one that lets a kernel start early.
+static int cuda_launch_ex(const void *config, void *function, void **parameters, void **extra) {
+    enum { STREAM_AT = 32, ATTRIBUTES_AT = 40, COUNT_AT = 48, PROGRAMMATIC_STREAM_SERIALIZATION = 6, VALUE_AT = 8 };
+    const char *bytes = config, *attribute;
+    unsigned sizes[7], count;
+    void *stream;
+    int id, allowed;
+    memcpy(sizes, bytes, sizeof sizes);
+    memcpy(&stream, bytes + STREAM_AT, sizeof stream);
+    memcpy(&attribute, bytes + ATTRIBUTES_AT, sizeof attribute);
+    memcpy(&count, bytes + COUNT_AT, sizeof count);
+    memcpy(&id, attribute, sizeof id);
+    memcpy(&allowed, attribute + VALUE_AT, sizeof allowed);
+    if (count != 1 || id != PROGRAMMATIC_STREAM_SERIALIZATION || allowed != 1)
+        return VALUE_ERROR;
+    return launch_cuda("cuLaunchKernelEx", function, (struct dimensions){sizes[0], sizes[1], sizes[2]},
+                       (struct dimensions){sizes[3], sizes[4], sizes[5]}, sizes[6], stream, parameters, extra);
 }
 
 // As the driver does, gives a null text for a code that it does not know: here, all negative ones.
@@ -374,6 +397,7 @@ void *fake_dlsym(void *library, const char *name) {
         ENTRY("cuFuncSetAttribute", cuda_set_attribute),
         ENTRY("cuTensorMapEncodeTiled", cuda_encode),
         ENTRY("cuLaunchKernel", cuda_launch),
+        ENTRY("cuLaunchKernelEx", cuda_launch_ex),
         ENTRY("cuGetErrorName", cuda_error_name),
         ENTRY("cuGetErrorString", cuda_error_text),
     };
