@@ -26,8 +26,8 @@ QUANTIZE = ["quantize even"]  # the others are the same check
 
 @pytest.fixture(autouse=True)
 def fewer_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One rounding, and no device-specific checks, for they do not concern the operators."""
-    genuine = selftest.checks
+    """On one device, one rounding, and no device-specific checks, for they do not concern the operators."""
+    genuine, devices = selftest.checks, selftest.devices
 
     def checks(device: torch.device) -> list[tuple[str, selftest.Check]]:
         return [
@@ -37,6 +37,7 @@ def fewer_checks(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
 
     monkeypatch.setattr(selftest, "checks", checks)
+    monkeypatch.setattr(selftest, "devices", lambda kind: devices(kind)[:1])
 
 
 def run(capsys: pytest.CaptureFixture[str], device: torch.device) -> tuple[int, list[str], str]:

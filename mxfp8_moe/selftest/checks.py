@@ -263,7 +263,8 @@ def check_graph(device: torch.device) -> str:
         step.run()
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(device), torch.cuda.graph(graph):
+    # A stream of its own: torch's default one for captures is of whichever device captured first.
+    with torch.cuda.device(device), torch.cuda.graph(graph, stream=new_stream(device)):
         captured = step.run()
     for lengths in (LENGTHS, OTHER_LENGTHS, [0, 0, 0, 0]):
         for s in (step, fresh):
