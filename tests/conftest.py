@@ -68,6 +68,8 @@ def pytest_configure(config: pytest.Config) -> None:
         print_blob=True, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
     )  # fmt: skip
     hypothesis.settings.load_profile("suite")
+    # pytest-xdist's workers, where they are used, share the cores.
+    torch.set_num_threads(max(1, torch.get_num_threads() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
     libc = ctypes.CDLL(None)
     config.stash[POISONED] = hasattr(libc, "mallopt") and libc.mallopt(M_PERTURB, ~GARBAGE & 0xFF) == 1
 
