@@ -4,6 +4,8 @@
 
 #define SHARED __attribute__((address_space(3)))
 #define INLINE static inline __attribute__((always_inline))
+#include "words_sm90.h"
+
 // A kernel of at most `threads` threads a block and at least `blocks` blocks on a multiprocessor. C has no way to say
 // so: the build reads it from this comment in the PTX and writes .maxntid and .minnctapersm.
 #define KERNEL(name, threads, blocks)                                                                                  \
@@ -27,9 +29,6 @@ INLINE void sync_warp(void) { asm volatile("bar.warp.sync 0xffffffff;" ::: "memo
 // one's have said so, and see what this kernel writes only after they have waited.
 INLINE void launch_dependents(void) { asm volatile("griddepcontrol.launch_dependents;"); }
 INLINE void wait_for_previous(void) { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
-// Nonzero when a byte of x is 0.
-INLINE uint32_t has_zero_byte(uint32_t x) { return (x - 0x01010101) & ~x & 0x80808080; }
 
 // Makes a value one that the compiler knows nothing of.
 #define HIDE(x) asm volatile("" : "+r"(x))

@@ -611,8 +611,6 @@ INLINE void store_empty_tile(struct part part, struct problem problem, struct ki
 // ---------------------------------------------------------------------------------------------------------- the exact
 // way
 
-INLINE int32_t min32(int32_t a, int32_t b) { return a < b ? a : b; }
-
 // 8 bytes from any address.
 INLINE uint64_t load8(const uint8_t *from) {
     uint64_t bytes = 0;

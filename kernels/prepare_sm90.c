@@ -30,10 +30,6 @@ static SHARED struct depth {
 } depths[THREADS];
 static_assert(2 * MX_SM90_MAX_UNITS <= THREADS);
 
-INLINE int32_t min32(int32_t a, int32_t b) { return a < b ? a : b; }
-INLINE int32_t max32(int32_t a, int32_t b) { return a > b ? a : b; }
-INLINE int32_t div_up32(int32_t n, int32_t by) { return (n + by - 1) / by; }
-
 // Inclusive running maximum, or sum, over the block's threads; left in `values` as well.
 INLINE int32_t scan(SHARED int32_t *values, int32_t x, int maximum) {
     const int32_t t = (int32_t)thread_id(), lane = t % 32, warp = t / 32;
@@ -206,6 +202,14 @@ INLINE u32x4 load_codes(const uint8_t *scale, int32_t first, int32_t apart, int3
     return codes;
 }
 
+// All words that a thread holds, fours 4 * lanes words apart.
+INLINE void load_held(u32x4 *codes, const uint8_t *scale, int32_t first, int32_t lanes, int32_t limit,
+                      enum reading reading) {
+    const int32_t apart = reading == QUADS ? 1 : lanes;
+    UNROLL for (int q = 0; q < held_words(reading) / 4; q++) codes[q] =
+        load_codes(scale, first + 4 * lanes * q, apart, limit, reading);
+}
+
 // The bytes of a word that are scales of the row. `whole`: no word that is read has others as well.
 INLINE uint32_t bytes_of_row(int32_t word, int32_t skip, int32_t limit, int whole) {
     if (whole)
@@ -229,8 +233,7 @@ INLINE void write_row_as(struct row x, struct share share, enum reading reading,
     ROLLED for (int32_t base = 0; base < words; base += held * lanes) {
         int32_t first = base + own;
         HIDE(first); // or what follows from it would be computed before the loop, into registers
-        UNROLL for (int q = 0; q < held / 4; q++) codes[q] =
-            load_codes(scale, first + 4 * lanes * q, apart, limit, reading);
+        load_held(codes, scale, first, lanes, limit, reading);
         UNROLL for (int q = 0; q < held / 4; q++) {
             if (base + 4 * lanes * q >= words)
                 break;
@@ -248,10 +251,8 @@ INLINE void write_row_as(struct row x, struct share share, enum reading reading,
     ROLLED for (int32_t base = 0; base < words; base += held * lanes) {
         int32_t first = base + own;
         HIDE(first);
-        if (words > held * lanes) {
-            UNROLL for (int q = 0; q < held / 4; q++) codes[q] =
-                load_codes(scale, first + 4 * lanes * q, apart, limit, reading);
-        }
+        if (words > held * lanes)
+            load_held(codes, scale, first, lanes, limit, reading);
         UNROLL for (int q = 0; q < held / 4; q++) {
             if (base + 4 * lanes * q >= words)
                 break;

@@ -10,6 +10,8 @@
 
 #define SHARED
 #define INLINE static inline
+#include "words_sm90.h"
+
 #define KERNEL(name, threads, blocks) static void name
 #define UNROLL
 #define ROLLED
@@ -58,7 +60,6 @@ static void meet(struct meeting *meeting, uint32_t size) {
 
 INLINE void sync_block(void) { meet(&block_meeting, BLOCK); }
 INLINE void launch_dependents(void) {}
-INLINE uint32_t has_zero_byte(uint32_t x) { return (x - 0x01010101) & ~x & 0x80808080; }
 
 INLINE uint32_t shuffle(uint32_t x, uint32_t lane) {
     struct meeting *warp = &warp_meetings[current_thread / WARP];
