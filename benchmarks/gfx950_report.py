@@ -10,7 +10,6 @@ import argparse
 import itertools
 import math
 import random
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -19,6 +18,7 @@ from tabulate import tabulate
 from benchmarks import gfx950_counts as counts
 from benchmarks import gfx950_model as model
 from benchmarks.gfx950_model import Estimate, Kernel, Plan, Problem, estimate
+from benchmarks.report import geometric_mean
 
 # Other kernels' counts of a wave and two steps of 128 with a 256 x 256 tile (the 8-wave one: both waves of a SIMD), and
 # of their fixed parts; None where not known. From their text, or counted in what they compile to.
@@ -67,10 +67,6 @@ def table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:
     """Text left in the first column, right in the others."""
     align = ["left", *["right"] * (len(headers) - 1)]
     return tabulate(rows, headers, disable_numparse=True, colalign=align)
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(statistics.fmean(map(math.log, values)))
 
 
 def counts_text(found: Sequence[counts.Counts]) -> str:

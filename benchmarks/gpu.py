@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shutil
 import statistics
 import subprocess
@@ -29,8 +28,9 @@ from torch import Tensor
 
 import mxfp8_moe
 from benchmarks.contenders import TorchAO, load_torchao, sqnr
+from benchmarks.report import geometric_mean
 from benchmarks.shapes import GPU_SHAPES, ROUTINGS, Shape
-from mxfp8_moe.selftest.speed import Chip
+from mxfp8_moe.selftest.speed import Chip, loop, products
 
 ops = torch.ops.mxfp8
 PARTS = ("products", "quantizer", "step", "launch")
@@ -47,20 +47,12 @@ class Sustained:
 
     def __call__(self, call: Callable[[], object]) -> float:
         """Time of one call."""
-        self._loop(call, 1)
-        estimate = max(self._loop(call, 2), 1e-6)
-        self._loop(call, 1 + int(self.warm_s / estimate))
-        return self._loop(call, 1 + int(self.timed_s / estimate))
-
-    @staticmethod
-    def _loop(call: Callable[[], object], count: int) -> float:
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        for _ in range(count):
-            call()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / 1e3 / count
+        cuda = torch.device("cuda")
+        loop(call, 1, cuda)
+        estimate = max(loop(call, 2, cuda) / 2, 1e-6)
+        loop(call, 1 + int(self.warm_s / estimate), cuda)
+        count = 1 + int(self.timed_s / estimate)
+        return loop(call, count, cuda) / count
 
 
 @dataclass
@@ -95,17 +87,6 @@ class Problem:
         self.x, self.dy = normal(shape.m, shape.k), normal(shape.m, shape.n)
         self.w = normal(shape.experts, shape.n, shape.k, factor=shape.k**-0.5)
 
-    def products(self) -> Iterator[tuple[str, Callable[[], Tensor], Callable[[], Tensor]]]:
-        """Name, ours, torch's bf16; one after the other, so that only one's operands exist."""
-        x, w, dy, offs = self.x, self.w, self.dy, self.offs
-        mm = torch._grouped_mm
-        a, b = ops.quantize_rows(x), ops.quantize_rows(w)
-        yield "forward", lambda: ops.grouped_mm(*a, *b, offs), lambda: mm(x, w.transpose(-2, -1), offs=offs)
-        a, b = ops.quantize_rows(dy), ops.quantize_cols(w)
-        yield "dgrad", lambda: ops.grouped_mm_dgrad(*a, *b, offs), lambda: mm(dy, w, offs=offs)
-        a, b = ops.quantize_cols(dy, offs), ops.quantize_cols(x, offs)
-        yield "wgrad", lambda: ops.grouped_mm_wgrad(*a, *b, offs), lambda: mm(dy.t(), x, offs=offs)
-
     def step(self, mm: Any) -> Callable[[], tuple[Tensor, ...]]:
         """Forward and backward through autograd, quantization included."""
         x, w = self.x.detach().requires_grad_(), self.w.detach().requires_grad_()
@@ -136,7 +117,8 @@ def used_rows(shape: Shape, name: str, out: Tensor) -> Tensor:
 
 
 def measure_products(shape: Shape, timer: Sustained, chip: Chip) -> Iterator[Row]:
-    for name, ours, theirs in Problem(shape).products():
+    problem = Problem(shape)
+    for name, ours, theirs in products(problem.x, problem.dy, problem.w, problem.offs):
         agreement = sqnr(*(used_rows(shape, name, call())[..., ::7].float() for call in (theirs, ours)))
         more: dict[str, float] = {"SQNR dB": agreement}
         before, first = timer(theirs), len(chip.samples)
@@ -221,8 +203,9 @@ def summary(rows: list[Row]) -> str:
     lines = []
     for part, what, peer in dict.fromkeys((r.part, r.what, peer) for r in rows for peer in r.peers_s):
         found = [r.ratio(peer) for r in rows if (r.part, r.what) == (part, what) and peer in r.peers_s]
-        mean = math.exp(statistics.fmean(map(math.log, found)))
-        lines.append([part, what, peer, len(found), round(mean, 3), round(min(found), 3), round(max(found), 3)])
+        lines.append(
+            [part, what, peer, len(found), round(geometric_mean(found), 3), round(min(found), 3), round(max(found), 3)]
+        )
     return tabulate(lines, headers=["part", "", "peer / ours", "rows", "geomean", "lowest", "highest"])
 
 

@@ -25,6 +25,7 @@ from mxfp8_moe.selftest import gfx950
 
 ops = torch.ops.mxfp8
 Call = Callable[[], object]
+ProductCall = Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,8 @@ def group_ends(shape: Shape, skewed: bool) -> list[int]:
     return [round(shape.tokens * sum(shares[: i + 1]) / sum(shares)) for i in range(shape.experts)]
 
 
-def products(shape: Shape, skewed: bool, device: torch.device) -> Iterator[tuple[str, Call, Call]]:
-    """Name, ours, torch's. One after the other, so that only one's operands exist."""
-
-    def normal(*sizes: int) -> Tensor:
-        return torch.empty(sizes, dtype=torch.bfloat16, device=device).normal_()
-
-    x, dy, w = normal(shape.tokens, shape.k), normal(shape.tokens, shape.n), normal(shape.experts, shape.n, shape.k)
-    offs = torch.tensor(group_ends(shape, skewed), dtype=torch.int32, device=device)
+def products(x: Tensor, dy: Tensor, w: Tensor, offs: Tensor) -> Iterator[tuple[str, ProductCall, ProductCall]]:
+    """Name, ours, torch's bf16. One after the other, so that only one's MXFP8 operands exist."""
     mm = torch._grouped_mm
     a, b = ops.quantize_rows(x), ops.quantize_rows(w)
     yield "forward", lambda: ops.grouped_mm(*a, *b, offs), lambda: mm(x, w.mT, offs=offs)
@@ -77,6 +72,17 @@ def products(shape: Shape, skewed: bool, device: torch.device) -> Iterator[tuple
     yield "dgrad", lambda: ops.grouped_mm_dgrad(*a, *b, offs), lambda: mm(dy, w, offs=offs)
     a, b = ops.quantize_cols(dy, offs), ops.quantize_cols(x, offs)
     yield "wgrad", lambda: ops.grouped_mm_wgrad(*a, *b, offs), lambda: mm(dy.t(), x, offs=offs)
+
+
+def contenders(shape: Shape, skewed: bool, device: torch.device) -> Iterator[tuple[str, Call, Call]]:
+    """Name, ours, what it is compared with: the products, then the quantizer."""
+
+    def normal(*sizes: int) -> Tensor:
+        return torch.empty(sizes, dtype=torch.bfloat16, device=device).normal_()
+
+    x, dy, w = normal(shape.tokens, shape.k), normal(shape.tokens, shape.n), normal(shape.experts, shape.n, shape.k)
+    offs = torch.tensor(group_ends(shape, skewed), dtype=torch.int32, device=device)
+    yield from products(x, dy, w, offs)
     yield "quantize", lambda: ops.quantize_both(x, offs), copy_of_as_much(x, offs)
 
 
@@ -217,7 +223,7 @@ def report(device: torch.device) -> None:
         for shape, skewed in itertools.product(SHAPES if on_gpu else CPU_SHAPES, (False, True)):
             sizes = f"N {shape.n} K {shape.k} E {shape.experts} M {shape.tokens}"
             print(f"{shape.model or 'no model'}, {sizes}, {'skewed' if skewed else 'uniform'}")
-            for name, ours, theirs in products(shape, skewed, device):
+            for name, ours, theirs in contenders(shape, skewed, device):
                 first = len(chip.samples)
                 mine, other = interleaved([ours, theirs], device)
                 rate = 2 * shape.tokens * shape.n * shape.k / mine / 1e12

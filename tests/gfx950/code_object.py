@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from harness import code_object
 
+from benchmarks.gfx950_counts import persistent
+
 
 def tool(*command: object) -> str:
     return subprocess.run([str(c) for c in command], check=True, capture_output=True, text=True).stdout
@@ -93,7 +95,7 @@ class Kernel:
             for at, to in self.target.items()
             if to <= at and self.count("v_mfma", to, at) and not self.count(".*branch", to, at)
         ]
-        if self.name.endswith("_persistent"):
+        if persistent(self.name):
             return [self.persistent_body(*loops)]
         edges = {i: self.next(i) for i in range(len(self.text))}
         back: dict[int, list[int]] = {i: [] for i in edges}

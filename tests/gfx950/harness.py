@@ -20,7 +20,7 @@ from emulator import ROOT, ZIG, Buffer, Module, check, library, run
 from torch import Tensor
 
 from benchmarks.args import Depth, Rows
-from benchmarks.gfx950_counts import Plan
+from benchmarks.gfx950_counts import Plan, persistent
 
 KERNELS = ROOT / "kernels"
 BUILD = ROOT / "build" / "gfx950"
@@ -129,7 +129,7 @@ def call(
     plan = plan_of(op, args, kernel)
     if plan.blocks == 0:
         return kernel
-    if blocks and kernel.endswith("_persistent"):
+    if blocks and persistent(kernel):
         plan.blocks = min(plan.blocks, blocks)
     workspace = Buffer(np.full(max(plan.bytes, 64), 0xFF, np.uint8))
     plan.workspace = workspace.ptr

@@ -17,6 +17,8 @@ from emulator import Buffer, Module, check, launch, library, set_option
 from inputs import random_operand
 from mutants import Subject
 
+from benchmarks.gfx950_counts import persistent
+
 LANDINGS = ("late", "early", "seed")
 
 
@@ -313,7 +315,7 @@ def subject(kernel: str) -> Subject:
     for i, n in enumerate(widths(kernel)):
         depth = 32 + 128 * (i % 2)
         cases.append(([2], n, depth, 0, 0) if op == "rows" else ([depth - 3], 2, n, 0, 0, False))
-    if kernel.endswith("_persistent"):
+    if persistent(kernel):
         cases += PERSISTENT_ROWS if op == "rows" else PERSISTENT_DEPTH
     calls = [call(n, "gemm_gfx950", kernel, case) for n, case in enumerate(cases)]
     return Subject(path_of(kernel), kernel, calls)
@@ -328,7 +330,7 @@ def prepare_calls(op: str, call: Callable) -> list[Callable[[Module], list[np.nd
         return f"mx_gemm_{op}_gfx950_{'128x128' if number % 4 == 3 else '256x320'}_f32_any"
 
     calls = [call(n, "prepare_gfx950", gemm_kernel(n), case) for n, case in enumerate(cases)]
-    persistent = (PERSISTENT_ROWS if op == "rows" else PERSISTENT_DEPTH)[0]
-    calls.insert(0, call(0, "prepare_gfx950", f"mx_gemm_{op}_gfx950_256x256_bf16_persistent", persistent))
+    case = (PERSISTENT_ROWS if op == "rows" else PERSISTENT_DEPTH)[0]
+    calls.insert(0, call(0, "prepare_gfx950", f"mx_gemm_{op}_gfx950_256x256_bf16_persistent", case))
     calls[-2:-2] = [bad_offs_call(n, op, "prepare_gfx950", gemm_kernel(n)) for n in range(len(BAD_OFFS))]
     return calls

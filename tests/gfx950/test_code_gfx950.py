@@ -9,6 +9,8 @@ import pytest
 from code_object import kernels_of
 from harness import kernel_names
 
+from benchmarks.gfx950_counts import persistent
+
 GEMM = [*kernel_names("rows"), *kernel_names("depth")]
 gemm = pytest.mark.parametrize("name", GEMM)
 
@@ -81,7 +83,7 @@ def test_resources(name):
     assert r["vgpr_spill_count"] == r["sgpr_spill_count"] == r["private_segment_fixed_size"] == 0
     assert k.count("scratch_") == 0
     rows, cols = map(int, tile(name).split("x"))
-    assert r["group_segment_fixed_size"] == 2 * 128 * (rows + cols) + 4 * name.endswith("_persistent")
+    assert r["group_segment_fixed_size"] == 2 * 128 * (rows + cols) + 4 * persistent(name)
     assert k.bytes <= 32768
     products = sum(k.count("v_mfma_scale", *turn[:2]) for body, _ in bodies(name) for turn in turns(body))
     assert k.count("v_mfma_scale") == products
