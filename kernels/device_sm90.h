@@ -3,6 +3,7 @@
 #include "sm90.h"
 
 #define SHARED __attribute__((address_space(3)))
+#define GLOBAL __attribute__((address_space(1)))
 #define INLINE static inline __attribute__((always_inline))
 #include "words_sm90.h"
 
@@ -56,6 +57,14 @@ INLINE uint32_t shuffle(uint32_t x, uint32_t lane) {
     asm volatile("shfl.sync.idx.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=r"(y) : "r"(x), "r"(lane));
     return y;
 }
+INLINE uint32_t shuffle_xor(uint32_t x, uint32_t mask) {
+    uint32_t y;
+    asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=r"(y) : "r"(x), "r"(mask));
+    return y;
+}
+INLINE float shuffle_xor_float(float x, uint32_t mask) {
+    return __builtin_bit_cast(float, shuffle_xor(__builtin_bit_cast(uint32_t, x), mask));
+}
 // An 8 x 8 matrix of 16-bit elements, two a lane, row by row; transposed.
 INLINE uint32_t transpose_8x8(uint32_t x) {
     uint32_t y;
@@ -89,6 +98,22 @@ INLINE u32x4 load_constant4_if(int condition, const void *p) {
                  "mov.b32 %3, 0;\n@go ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];}"
                  : "=&r"(x.x), "=&r"(x.y), "=&r"(x.z), "=&r"(x.w)
                  : "l"(p), "r"(condition));
+    return x;
+}
+
+// Nothing, or zeros, where the condition is 0; no branch.
+INLINE void store_global4_if(int condition, void *p, u32x4 x) {
+    asm volatile("{.reg .pred go;\nsetp.ne.b32 go, %5, 0;\n@go st.global.v4.b32 [%4], {%0, %1, %2, %3};}" ::"r"(x.x),
+                 "r"(x.y), "r"(x.z), "r"(x.w), "l"(p), "r"(condition)
+                 : "memory");
+}
+INLINE u32x4 load_global4_if(int condition, const void *p) {
+    u32x4 x;
+    asm volatile("{.reg .pred go;\nsetp.ne.b32 go, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\n"
+                 "mov.b32 %3, 0;\n@go ld.global.v4.b32 {%0, %1, %2, %3}, [%4];}"
+                 : "=&r"(x.x), "=&r"(x.y), "=&r"(x.z), "=&r"(x.w)
+                 : "l"(p), "r"(condition)
+                 : "memory");
     return x;
 }
 

@@ -22,8 +22,9 @@
 //   registers: 40 a lane in warpgroup 0, 56 in 1, 208 in 2 and 3: 128 accumulators, 32 of P fragments, 16 of P bytes
 //
 // The contraction is permuted inside each 64: lane quad q of a P fragment has bytes 16 q .. 16 q + 15, of which word j
-// goes to the j-th of four wgmma, and Q's halves have the same order. Q's rows are permuted inside each 32, so that a
-// lane has 8 consecutive columns of the product: row 8 j + 2 q + b of a half is Q's row 8 q + 2 j + b.
+// goes to the j-th of four wgmma, and Q's halves have the same order. Rows are permuted inside each 32, so that a lane
+// has runs of 8 of the product, along Q and along P: row 8 j + 2 q + b of a half is Q's row 8 q + 2 j + b; rows 2 q + b
+// and 8 + 2 q + b of a warp's f-th fragment are the 32's rows 8 q + 4 f + b and 8 q + 4 f + 2 + b.
 //
 // Values derived from the thread's number are hidden from the compiler in places (HIDE): it would keep them in
 // registers across the main loop, which has none to spare.
@@ -99,7 +100,7 @@ struct kind {
 
 // ----------------------------------------------------------------------------------------------------- tiles, slots
 
-enum { MODERATE = 1, HAS_EXACT = 2 }; // flags of a tile in a slot
+enum { MODERATE = 1 }; // flag of a tile in a slot
 INLINE uint32_t slot_address(uint32_t index) { return shared_address(shared) + SLOTS_AT + index * SLOT_BYTES; }
 #define TILE_FIELD(slot, field) ((int32_t)load_shared((slot) + __builtin_offsetof(struct mx_sm90_tile, field)))
 INLINE int64_t load_shared64(uint32_t at) { return (int64_t)((uint64_t)load_shared(at + 4) << 32 | load_shared(at)); }
@@ -152,6 +153,7 @@ INLINE uint32_t references_of(struct extent tile, struct mx_sm90_plan plan, uint
 INLINE void fetch_tiles(struct mx_sm90_plan plan) {
     const uint32_t lane = thread_id() & 31;
     struct ring slot = {};
+    int32_t first_exact = INT32_MAX;
     u32x4 next = load_quarter(plan, block_id());
     for (uint32_t index = block_id();; index += grid_size()) {
         u32x4 quarter = next;
@@ -169,7 +171,8 @@ INLINE void fetch_tiles(struct mx_sm90_plan plan) {
             }
         }
         const uint32_t moderate = !any_of_warp(far);
-        const uint32_t flags = (moderate ? MODERATE : 0) | (any_of_warp(exact) ? HAS_EXACT : 0);
+        if (any_of_warp(exact))
+            first_exact = min32(first_exact, (int32_t)index);
         UNROLL for (uint32_t i = 0; i < 3; i++) {
             const uint32_t row = 4 * (lane + 32 * i);
             store_shared(at + REFS_AT + row, words[i]);
@@ -180,8 +183,8 @@ INLINE void fetch_tiles(struct mx_sm90_plan plan) {
         }
         if (lane < 4) {
             if (lane == 3) {
-                quarter.z = flags;
-                quarter.w = index;
+                quarter.z = moderate ? MODERATE : 0;
+                quarter.w = (uint32_t)first_exact;
             }
             store_shared4(at + 16 * lane, quarter.x, quarter.y, quarter.z, quarter.w);
         }
@@ -378,11 +381,12 @@ INLINE uint64_t describe_half(uint32_t index) {
         PIN4((x) + 4);                                                                                                 \
     } while (0)
 
-// Reads 16 bytes of each of a lane's two rows, 8 apart, of a fragment of 64.
-#define LOAD_FRAGMENT(x, at)                                                                                           \
+// Reads 16 bytes of each of a lane's two rows of fragment f, of which `at` is where those of its first row would be
+// without the swizzle: two rows further, the next one of four chunks has the number that the lane reads.
+#define LOAD_FRAGMENT(x, at, f)                                                                                        \
     do {                                                                                                               \
-        LOAD_SHARED4(x, at);                                                                                           \
-        LOAD_SHARED4((x) + 4, (at) + 512);                                                                             \
+        LOAD_SHARED4(x, ((at) ^ 32 * (f)) + 256 * (f));                                                                \
+        LOAD_SHARED4((x) + 4, ((at) ^ (32 * (f) + 16)) + 256 * (f) + 128);                                             \
     } while (0)
 
 INLINE void clear_unless(uint32_t *x, uint32_t mask) { UNROLL for (int i = 0; i < 8; i++) x[i] &= mask; }
@@ -408,30 +412,42 @@ INLINE enum output output_of(struct problem problem) {
 }
 
 INLINE void store_one(void *out, int64_t index, float x, enum output output) {
+    GLOBAL float *at = (GLOBAL float *)out + index;
     if (output == BF16_OUT)
-        ((uint16_t *)out)[index] = round_bf16(x);
+        ((GLOBAL uint16_t *)out)[index] = round_bf16(x);
     else
-        ((float *)out)[index] = output == ADD_OUT ? ((float *)out)[index] + x : x;
+        *at = output == ADD_OUT ? *at + x : x;
 }
 
-// 8 consecutive outputs at a multiple of 16 bytes.
-INLINE void store_eight(void *out, int64_t index, const float *x, enum output output) {
-    if (output == BF16_OUT) {
-        *(u32x4 *)((uint16_t *)out + index) =
-            (u32x4){pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])};
-        return;
+// The first `count` of 8 consecutive outputs.
+INLINE void store_some(void *out, int64_t index, float *x, int32_t count, enum output output) {
+    ROLLED for (int32_t j = 0; j < min32(count, 8); j++) {
+        store_one(out, index + j, x[0], output);
+        UNROLL for (int k = 0; k < 7; k++) x[k] = x[k + 1];
     }
-    f32x4 *at = (f32x4 *)((float *)out + index), low = {x[0], x[1], x[2], x[3]}, high = {x[4], x[5], x[6], x[7]};
-    if (output == ADD_OUT) {
-        low += at[0];
-        high += at[1];
-    }
-    at[0] = low;
-    at[1] = high;
 }
 
-// What a consumer thread knows of its part of a tile: rows first_row + {0, 8, 64, 72}, columns 32 i + 8 quad + 0 .. 7.
-// The accumulator of row 64 f + 8 h and column 32 i + 8 quad + 2 j + b is number 16 i + 4 j + 2 h + b of fragment f.
+// 16 bytes of an output row: 8 bfloat16 or 4 float32.
+INLINE u32x4 chunk_of(const float *x, enum output output) {
+    return output == BF16_OUT
+               ? (u32x4){pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])}
+               : __builtin_bit_cast(u32x4, (f32x4){x[0], x[1], x[2], x[3]});
+}
+// Loads and stores of them, aligned, without a branch that what follows would wait for.
+INLINE void store_chunk_if(int condition, void *out, int64_t index, u32x4 chunk, enum output output) {
+    store_global4_if(condition, output == BF16_OUT ? (void *)((uint16_t *)out + index) : (float *)out + index, chunk);
+}
+INLINE void store_run_if(int condition, void *out, int64_t index, const float *x, enum output output) {
+    UNROLL for (int j = 0; j < 8; j += output == BF16_OUT ? 8 : 4)
+        store_chunk_if(condition, out, index + j, chunk_of(x + j, output), output);
+}
+INLINE u32x4 add_old_if(int condition, const void *out, int64_t index, u32x4 chunk) {
+    const u32x4 old = load_global4_if(condition, (const float *)out + index);
+    return __builtin_bit_cast(u32x4, __builtin_bit_cast(f32x4, old) + __builtin_bit_cast(f32x4, chunk));
+}
+
+// What a consumer thread knows of its part of a tile: rows first_row + 2 r, columns 32 i + 8 quad + 0 .. 7. The
+// accumulator of row 4 f + 2 h and column 32 i + 8 quad + 2 j + b is number 16 i + 4 j + 2 h + b of fragment f.
 struct part {
     uint32_t slot;
     int32_t first_row, quad;
@@ -439,11 +455,11 @@ struct part {
     int64_t out, bias; // bias: -1 for none
     uint32_t flags;
 };
-INLINE uint32_t p_reference(struct part part, int f, int h) {
-    return load_shared_byte(part.slot + REFS_AT + part.first_row + 64 * f + 8 * h);
+INLINE uint32_t p_reference(struct part part, int r) {
+    return load_shared_byte(part.slot + REFS_AT + part.first_row + 2 * r);
 }
-INLINE float p_factor(struct part part, int f, int h) {
-    return load_shared_float(part.slot + FACTORS_AT + 4 * (part.first_row + 64 * f + 8 * h));
+INLINE float p_factor(struct part part, int r) {
+    return load_shared_float(part.slot + FACTORS_AT + 4 * (part.first_row + 2 * r));
 }
 // Of columns 2 j and 2 j + 1 of the i-th 8.
 INLINE uint32_t q_references(struct part part, int i, int j) {
@@ -463,7 +479,7 @@ INLINE uint32_t q_factors_address(struct part part, int i, int j) {
 // The second factors, where they are not 1.
 INLINE void apply_other_factors(float *d, struct part part, int f) {
     UNROLL for (int h = 0; h < 2; h++) {
-        const float p_factor = other_factor_of(p_reference(part, f, h));
+        const float p_factor = other_factor_of(p_reference(part, 2 * f + h));
         UNROLL for (int i = 0; i < 4; i++) UNROLL for (int j = 0; j < 4; j++) {
             const uint32_t both = q_references(part, i, j);
             UNROLL for (int b = 0; b < 2; b++) {
@@ -475,127 +491,148 @@ INLINE void apply_other_factors(float *d, struct part part, int f) {
     }
 }
 
-// Stores a lane's part. `whole`: all 128 columns exist and runs of 8 are aligned; then there is no branch in the way.
-// `ahead`: loads of factors do not queue behind stores, for 8 registers more.
-INLINE void store_tile_as(const float *d0, const float *d1, struct part part, struct problem problem, int whole,
-                          int ahead, enum output output) {
-    const int64_t first = part.out + part.first_row * problem.out_stride + 8 * part.quad;
-    float p[4];
-    UNROLL for (int r = 0; r < 4; r++) p[r] = p_factor(part, r / 2, r % 2);
-    uint32_t next[8];
-    LOAD_Q_FACTORS(next, part, 0);
+// Of a lane's row first_row + 2 r: the 8 elements of the i-th 32 columns.
+INLINE void scale_run(float *x, const float *d0, const float *d1, int r, int i, float p, const uint32_t *q,
+                      const float *bias) {
+    UNROLL for (int j = 0; j < 8; j++) x[j] =
+        __builtin_fmaf((r < 2 ? d0 : d1)[16 * i + 4 * (j / 2) + 2 * (r % 2) + j % 2],
+                       p * __builtin_bit_cast(float, q[j]), bias[j]);
+}
+// Stores a lane's part, run by run: whatever is to be stored. `whole`: has_whole_runs.
+INLINE void store_runs(const float *d0, const float *d1, struct part part, struct problem problem, int whole,
+                       enum output output) {
     UNROLL for (int i = 0; i < 4; i++) {
-        const int32_t count = whole ? 8 : part.q_rows - 32 * i - 8 * part.quad;
+        const int32_t column = 32 * i + 8 * part.quad;
         uint32_t q[8];
-        UNROLL for (int j = 0; j < 8; j++) q[j] = next[j];
-        if (ahead && i < 3)
-            LOAD_Q_FACTORS(next, part, i + 1);
-        float bias[8] = {};
-        if (part.bias >= 0) {
-            UNROLL for (int j = 0; j < 8; j++) if (j < count) bias[j] =
-                problem.bias[part.bias + 32 * i + 8 * part.quad + j];
-        }
+        float bias[8];
+        LOAD_Q_FACTORS(q, part, i);
+        UNROLL for (int j = 0; j < 8; j++) bias[j] =
+            part.bias >= 0 && column + j < part.q_rows ? ((GLOBAL const float *)problem.bias)[part.bias + column + j] : 0;
         UNROLL for (int r = 0; r < 4; r++) {
-            const int32_t row = r / 2 * 64 + r % 2 * 8;
-            const int64_t index = first + row * problem.out_stride + 32 * i;
+            const int32_t row = part.first_row + 2 * r, count = row < part.p_rows ? part.q_rows - column : 0;
+            const int64_t index = part.out + row * problem.out_stride + column;
             float x[8];
-            UNROLL for (int j = 0; j < 8; j++) x[j] =
-                __builtin_fmaf((r < 2 ? d0 : d1)[16 * i + 4 * (j / 2) + 2 * (r % 2) + j % 2],
-                               p[r] * __builtin_bit_cast(float, q[j]), bias[j]);
-            if (part.first_row + row >= part.p_rows)
-                continue;
-            if (whole) {
-                store_eight(problem.out, index, x, output);
-            } else {
-                ROLLED for (int32_t j = 0; j < (count < 8 ? count : 8); j++) {
-                    store_one(problem.out, index + j, x[0], output);
-                    UNROLL for (int k = 0; k < 7; k++) x[k] = x[k + 1];
-                }
-            }
+            scale_run(x, d0, d1, r, i, p_factor(part, r), q, bias);
+            if (!whole)
+                store_some(problem.out, index, x, count, output);
+            else
+                store_run_if(count > 0, problem.out, index, x, output);
         }
-        if (!ahead && i < 3)
-            LOAD_Q_FACTORS(next, part, i + 1);
     }
 }
 
-INLINE void store_tile(const float *d0, const float *d1, struct part part, struct problem problem, struct kind kind) {
-    const enum output output = output_of(problem);
-    const int64_t bytes = output == BF16_OUT ? 2 : 4;
-    const uintptr_t misplaced = ((uintptr_t)problem.out + part.out * bytes) | problem.out_stride * bytes;
-    if (misplaced % 16 != 0 || part.q_rows < MX_SM90_Q)
-        store_tile_as(d0, d1, part, problem, 0, 0, output);
-    else if (output == BF16_OUT)
-        store_tile_as(d0, d1, part, problem, 1, kind.depth, BF16_OUT);
-    else if (output == F32_OUT)
-        store_tile_as(d0, d1, part, problem, 1, kind.depth, F32_OUT);
-    else
-        store_tile_as(d0, d1, part, problem, 1, kind.depth, ADD_OUT);
+// Stores a lane's part where has_whole_runs and there is no bias. A line is 128 bytes of an output row, of which a lane
+// has two chunks of 16 in each of its rows. Lanes 4 apart, whose rows are neighbours, swap a chunk, so that 8 lanes
+// store a line at once: memory takes that faster than the halves of two (on an H200, 403 MB in 94 instead of 127 us).
+INLINE void store_lines(const float *d0, const float *d1, struct part part, struct problem problem,
+                        enum output output) {
+    const int32_t runs = output == BF16_OUT ? 2 : 1; // of 8 elements, that a lane has of a line
+    const int32_t odd = part.first_row & 1, row = part.first_row - odd;
+    const int32_t column = 8 * part.quad + (output == BF16_OUT ? 32 : 4) * odd;
+    const int64_t first = part.out + row * problem.out_stride + column;
+    const float zeros[8] = {};
+    float p[4];
+    UNROLL for (int r = 0; r < 4; r++) p[r] = p_factor(part, r);
+    UNROLL for (int line = 0; line < 4 / runs; line++) {
+        uint32_t q[2][8];
+        UNROLL for (int run = 0; run < runs; run++) LOAD_Q_FACTORS(q[run], part, runs * line + run);
+        const int32_t rows = column + 32 * runs * line < part.q_rows ? part.p_rows - row : 0;
+        const int64_t at = first + 32 * runs * line;
+        UNROLL for (int r = 0; r < 4; r++) {
+            float x[2][8];
+            UNROLL for (int run = 0; run < runs; run++)
+                scale_run(x[run], d0, d1, r, runs * line + run, p[r], q[run], zeros);
+            const u32x4 mine[2] = {chunk_of(x[0], output), chunk_of(output == BF16_OUT ? x[1] : x[0] + 4, output)};
+            u32x4 lines[2]; // a chunk of the even row's and one of the odd row's
+            UNROLL for (int k = 0; k < 4; k++) {
+                const uint32_t others = shuffle_xor(odd ? mine[0][k] : mine[1][k], 4);
+                lines[0][k] = odd ? others : mine[0][k];
+                lines[1][k] = odd ? mine[1][k] : others;
+            }
+            UNROLL for (int s = 0; s < 2 && output == ADD_OUT; s++) lines[s] =
+                add_old_if(2 * r + s < rows, problem.out, at + (2 * r + s) * problem.out_stride, lines[s]);
+            UNROLL for (int s = 0; s < 2; s++) store_chunk_if(
+                2 * r + s < rows, problem.out, at + (2 * r + s) * problem.out_stride, lines[s], output);
+        }
+    }
 }
 
-// The swapped tile's output has P's rows as its columns. As bfloat16 the values go through movmatrix, which transposes
-// 8 x 8 of them between the lanes, so that a lane stores two neighbours. `whole`: all 256 P rows exist and pairs are
-// aligned.
-INLINE void store_swapped_bf16(const float *d0, const float *d1, struct part part, struct problem problem, int whole) {
-    const int32_t group = (int32_t)(thread_id() >> 2 & 7), pair = part.first_row - group + 2 * part.quad;
+// Whether an output row's runs of 8 elements, `row_length` in all, are whole and aligned, as the stores above want them.
+INLINE int has_whole_runs(struct part part, struct problem problem, int32_t row_length) {
+    const int64_t bytes = problem.type == MX_BF16 ? 2 : 4;
+    return (((uintptr_t)problem.out + part.out * bytes) | problem.out_stride * bytes) % 16 == 0 && row_length % 8 == 0;
+}
+
+INLINE void store_tile(const float *d0, const float *d1, struct part part, struct problem problem) {
+    const enum output output = output_of(problem);
+    if (!has_whole_runs(part, problem, part.q_rows))
+        store_runs(d0, d1, part, problem, 0, output);
+    else if (part.bias >= 0 && output == BF16_OUT)
+        store_runs(d0, d1, part, problem, 1, BF16_OUT);
+    else if (part.bias >= 0)
+        store_runs(d0, d1, part, problem, 1, F32_OUT);
+    else if (output == BF16_OUT)
+        store_lines(d0, d1, part, problem, BF16_OUT);
+    else if (output == F32_OUT)
+        store_lines(d0, d1, part, problem, F32_OUT);
+    else
+        store_lines(d0, d1, part, problem, ADD_OUT);
+}
+
+// The swapped tile's output has P's rows as its columns. Lanes 4 apart hold the even and the odd ones of a run; between
+// them a pair of Q's rows is transposed, so that a lane has a run of one of the two: bfloat16 by movmatrix, which also
+// swaps the roles of a lane's quad and of its group, 8 lanes apart; float32 by swapping what is the other's.
+INLINE void store_swapped_tile_as(const float *d0, const float *d1, struct part part, struct problem problem, int whole,
+                                  enum output output) {
+    const int32_t pair = (int32_t)(thread_id() >> 3 & 3), odd = (int32_t)(thread_id() >> 2 & 1);
+    const int32_t column = (part.first_row & ~31) + 8 * (output == BF16_OUT ? part.quad : pair);
+    const int32_t count = part.p_rows - column;
     float p[4], bias[4];
     UNROLL for (int r = 0; r < 4; r++) {
-        const int32_t row = part.first_row + r / 2 * 64 + r % 2 * 8;
-        p[r] = p_factor(part, r / 2, r % 2);
-        bias[r] = part.bias >= 0 && row < part.p_rows ? problem.bias[part.bias + row] : 0;
+        const int32_t row = part.first_row + 2 * r;
+        p[r] = p_factor(part, r);
+        bias[r] = part.bias >= 0 && row < part.p_rows ? ((GLOBAL const float *)problem.bias)[part.bias + row] : 0;
     }
     UNROLL for (int i = 0; i < 4; i++) UNROLL for (int j = 0; j < 4; j++) {
         const f32x2 q = load_shared_float2(q_factors_address(part, i, j));
-        int32_t token = 32 * i + 8 * (group >> 1) + 2 * j + (group & 1);
+        int32_t token = 32 * i + 8 * (output == BF16_OUT ? pair : part.quad) + 2 * j + odd;
         HIDE(token); // or all the addresses would be computed first
-        uint16_t *at = (uint16_t *)problem.out + part.out + pair + token * problem.out_stride;
+        const int64_t index = part.out + token * problem.out_stride + column;
+        u32x4 pairs;
+        float x[8];
         UNROLL for (int r = 0; r < 4; r++) {
-            const int32_t row = r / 2 * 64 + r % 2 * 8;
             const float *d = (r < 2 ? d0 : d1) + 16 * i + 4 * j + 2 * (r % 2);
-            const uint32_t two = transpose_8x8(
-                pack_bf16(__builtin_fmaf(d[0], p[r] * q.x, bias[r]), __builtin_fmaf(d[1], p[r] * q.y, bias[r])));
-            if (token >= part.q_rows)
-                continue;
-            if (whole) {
-                *(uint32_t *)(at + row) = two;
+            const float first = __builtin_fmaf(d[0], p[r] * q.x, bias[r]);
+            const float second = __builtin_fmaf(d[1], p[r] * q.y, bias[r]);
+            if (output == BF16_OUT) {
+                pairs[r] = transpose_8x8(pack_bf16(first, second));
+                x[2 * r] = __builtin_bit_cast(float, pairs[r] << 16);
+                x[2 * r + 1] = __builtin_bit_cast(float, pairs[r] & 0xffff0000);
             } else {
-                if (pair + row < part.p_rows)
-                    at[row] = (uint16_t)two;
-                if (pair + row + 1 < part.p_rows)
-                    at[row + 1] = (uint16_t)(two >> 16);
+                const float mine = odd ? second : first, other = shuffle_xor_float(odd ? first : second, 4);
+                x[2 * r] = odd ? other : mine;
+                x[2 * r + 1] = odd ? mine : other;
             }
         }
-    }
-}
-
-INLINE void store_swapped_f32(const float *d0, const float *d1, struct part part, struct problem problem) {
-    UNROLL for (int r = 0; r < 4; r++) {
-        const int32_t row = part.first_row + r / 2 * 64 + r % 2 * 8;
-        const float p = p_factor(part, r / 2, r % 2);
-        const float bias = part.bias >= 0 && row < part.p_rows ? problem.bias[part.bias + row] : 0;
-        UNROLL for (int i = 0; i < 4; i++) UNROLL for (int j = 0; j < 4; j++) {
-            const f32x2 q = load_shared_float2(q_factors_address(part, i, j));
-            const float *d = (r < 2 ? d0 : d1) + 16 * i + 4 * j + 2 * (r % 2);
-            int32_t token = 32 * i + 8 * part.quad + 2 * j;
-            HIDE(token); // as above
-            float *at = (float *)problem.out + part.out + token * problem.out_stride + row;
-            if (row >= part.p_rows)
-                continue;
-            if (token < part.q_rows)
-                at[0] = __builtin_fmaf(d[0], p * q.x, bias);
-            if (token + 1 < part.q_rows)
-                at[problem.out_stride] = __builtin_fmaf(d[1], p * q.y, bias);
-        }
+        if (!whole)
+            store_some(problem.out, index, x, token < part.q_rows ? count : 0, output);
+        else if (output == BF16_OUT)
+            store_chunk_if(token < part.q_rows && count > 0, problem.out, index, pairs, output);
+        else
+            store_run_if(token < part.q_rows && count > 0, problem.out, index, x, output);
     }
 }
 
 INLINE void store_swapped_tile(const float *d0, const float *d1, struct part part, struct problem problem) {
-    const uintptr_t misplaced = ((uintptr_t)problem.out + part.out * 2) | problem.out_stride * 2;
-    if (problem.type != MX_BF16)
-        store_swapped_f32(d0, d1, part, problem);
-    else if (misplaced % 4 == 0 && part.p_rows == MX_SM90_P)
-        store_swapped_bf16(d0, d1, part, problem, 1);
+    const int whole = has_whole_runs(part, problem, part.p_rows);
+    if (problem.type == MX_BF16 && whole)
+        store_swapped_tile_as(d0, d1, part, problem, 1, BF16_OUT);
+    else if (problem.type == MX_BF16)
+        store_swapped_tile_as(d0, d1, part, problem, 0, BF16_OUT);
+    else if (whole)
+        store_swapped_tile_as(d0, d1, part, problem, 1, F32_OUT);
     else
-        store_swapped_bf16(d0, d1, part, problem, 0);
+        store_swapped_tile_as(d0, d1, part, problem, 0, F32_OUT);
 }
 
 // Stores a tile without a contraction, zeros or the bias, every eighth row of the output by a warp.
@@ -726,8 +763,8 @@ INLINE void do_rest_exactly(struct problem problem, struct mx_sm90_plan plan, ui
 
 // ------------------------------------------------------------------------------------------------------------ consume
 
-// What an open tile needs of its slot and workspace, and the scales of the next step of a lane's rows, which are 0, 8,
-// 64 and 72 past its first.
+// What an open tile needs of its slot and workspace, and the scales of the next step of a lane's rows, which are 0, 2,
+// 4 and 6 past its first.
 struct open_tile {
     uint32_t slot;
     int32_t blocks;
@@ -735,21 +772,20 @@ struct open_tile {
     uint32_t scales[4];
 };
 INLINE void load_scales(struct open_tile *tile) {
-    tile->scales[0] = load_constant(tile->scale);
-    tile->scales[1] = load_constant(tile->scale + 32);
-    tile->scales[2] = load_constant(tile->scale + 256);
-    tile->scales[3] = load_constant(tile->scale + 288);
+    UNROLL for (int r = 0; r < 4; r++) tile->scales[r] = load_constant(tile->scale + 4 * (2 * r));
     tile->scale += MX_SM90_SCALE_BYTES;
 }
+// A lane's first row among a warpgroup's 128.
+INLINE uint32_t first_row_of(uint32_t thread) { return (thread & 0x60) + (thread >> 3 & 3) * 8 + (thread >> 2 & 1); }
+
 INLINE struct open_tile open_tile(struct ring slot, struct mx_sm90_plan plan, uint32_t warpgroup) {
     uint32_t thread = thread_id();
     HIDE(thread); // or what follows from it would stay in registers all along
-    const uint32_t row = (thread >> 5 & 3) * 16 + (thread >> 2 & 7);
     wait_full(SLOT_RING, slot);
     struct open_tile tile = {.slot = slot_address(slot.index)};
     tile.blocks = TILE_FIELD(tile.slot, blocks);
     const int64_t index = TILE_FIELD(tile.slot, p_scale) + (int64_t)warpgroup * plan.steps;
-    tile.scale = plan.workspace + plan.p_scale + index * MX_SM90_SCALE_BYTES + 4 * row;
+    tile.scale = plan.workspace + plan.p_scale + index * MX_SM90_SCALE_BYTES + 4 * first_row_of(thread);
     if (tile.blocks > 0)
         load_scales(&tile);
     return tile;
@@ -760,7 +796,7 @@ INLINE struct part part_of(uint32_t slot, struct problem problem) {
     HIDE(thread); // as above
     return (struct part){
         .slot = slot,
-        .first_row = (int32_t)(((thread >> 7) - 2) * 128 + (thread >> 5 & 3) * 16 + (thread >> 2 & 7)),
+        .first_row = (int32_t)(((thread >> 7) - 2) * 128 + first_row_of(thread)),
         .quad = (int32_t)(thread & 3),
         .p_rows = TILE_FIELD(slot, p_rows),
         .q_rows = TILE_FIELD(slot, q_rows),
@@ -774,13 +810,11 @@ INLINE struct part part_of(uint32_t slot, struct problem problem) {
 // which two are in flight; while they run, the next fragment's bytes are loaded and converted.
 INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t warpgroup, struct kind kind) {
     const uint32_t lane = thread_id() & 31, quad = lane & 3;
-    const uint32_t row = (thread_id() >> 5 & 3) * 16 + (lane >> 2);
     const uint32_t p_ring = P_RING + warpgroup * P_STAGES;
     const uint32_t from =
-        shared_address(shared) + warpgroup * P_STAGES * STAGE_BYTES + row * 64 + ((quad ^ (row >> 1 & 3)) << 4);
+        shared_address(shared) + warpgroup * P_STAGES * STAGE_BYTES + first_row_of(thread_id()) * 64 + quad * 16;
     const uint32_t shift = quad >> 1 << 3; // of this lane's block in the low half of a step's scales
     struct ring slot = {}, p = {}, half = {};
-    uint32_t exact = UINT32_MAX; // the first tile with anything that goes the exact way
     struct open_tile tile = open_tile(slot, plan, warpgroup);
     while (TILE_FIELD(tile.slot, p_rows)) {
         if (tile.blocks <= 0) {
@@ -797,8 +831,8 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
         float d0[64] = {}, d1[64] = {};
         uint32_t f0[16], f1[16], x0[8], x1[8], previous = 0;
         wait_full(p_ring, p);
-        LOAD_FRAGMENT(x0, from + p.index * STAGE_BYTES);
-        LOAD_FRAGMENT(x1, from + p.index * STAGE_BYTES + 64 * 64);
+        LOAD_FRAGMENT(x0, from + p.index * STAGE_BYTES, 0);
+        LOAD_FRAGMENT(x1, from + p.index * STAGE_BYTES, 1);
         for (int32_t block = 0; block < tile.blocks; block += 4) {
             const uint32_t at = from + p.index * STAGE_BYTES, release = empty(p_ring, p.index);
             uint32_t low[4], high[4]; // the scales' factors, of both halves
@@ -818,7 +852,7 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
             if (partial)
                 clear_unless(x0, low_mask);
             convert_fragment(f0, x0, low[0], low[1]);
-            LOAD_FRAGMENT(x0, at + BOX_BYTES);
+            LOAD_FRAGMENT(x0, at + BOX_BYTES, 0);
             wait_full(HALF_RING, half);
             uint64_t b = describe_half(half.index);
             MULTIPLY(d0, f0, b);
@@ -831,7 +865,7 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
             if (partial)
                 clear_unless(x1, low_mask);
             convert_fragment(f1, x1, low[2], low[3]);
-            LOAD_FRAGMENT(x1, at + BOX_BYTES + 64 * 64);
+            LOAD_FRAGMENT(x1, at + BOX_BYTES, 1);
             MULTIPLY(d1, f1, b);
 
             WGMMA_WAIT(1);
@@ -842,7 +876,7 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
             advance(&p, P_STAGES);
             if (more) {
                 wait_full(p_ring, p);
-                LOAD_FRAGMENT(x0, from + p.index * STAGE_BYTES);
+                LOAD_FRAGMENT(x0, from + p.index * STAGE_BYTES, 0);
             }
             wait_full(HALF_RING, half);
             b = describe_half(half.index);
@@ -861,7 +895,7 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
             if (lane == 0)
                 barrier_arrive(release + (f1[15] & (uint32_t)plan.zero));
             if (more)
-                LOAD_FRAGMENT(x1, from + p.index * STAGE_BYTES + 64 * 64);
+                LOAD_FRAGMENT(x1, from + p.index * STAGE_BYTES, 1);
             MULTIPLY(d1, f1, b);
         }
         struct problem here = problem; // a copy that the compiler does not compute with before
@@ -870,8 +904,6 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
         HIDE64(here.bias);
         const struct part part = part_of(tile.slot, problem);
         const uint32_t done = slot.index;
-        if (exact == UINT32_MAX && part.flags & HAS_EXACT)
-            exact = (uint32_t)TILE_FIELD(tile.slot, number);
         advance(&slot, SLOTS);
         tile = open_tile(slot, plan, warpgroup);
         WGMMA_WAIT(0);
@@ -886,13 +918,14 @@ INLINE void consume(struct problem problem, struct mx_sm90_plan plan, uint32_t w
         if (kind.swapped)
             store_swapped_tile(d0, d1, part, here);
         else
-            store_tile(d0, d1, part, here, kind);
+            store_tile(d0, d1, part, here);
         sync_warp();
         if (lane == 0)
             barrier_arrive(empty(SLOT_RING, done));
     }
-    if (exact != UINT32_MAX)
-        do_rest_exactly(problem, plan, exact, kind);
+    const int32_t first_exact = TILE_FIELD(tile.slot, first_exact);
+    if (first_exact < plan.tiles)
+        do_rest_exactly(problem, plan, (uint32_t)first_exact, kind);
 }
 
 // ------------------------------------------------------------------------------------------------------------ kernels

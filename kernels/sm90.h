@@ -75,7 +75,7 @@ struct mx_sm90_tile {
     int32_t p_ref, q_ref;     // in MX_SM90_ROW_BLOCK bytes
     int32_t start;            // first contraction element, a multiple of MX_BLOCK
     int32_t blocks;           // contraction in MX_BLOCK; 0: the tile's outputs are zeros
-    int32_t flags, number;    // the GEMM's own
+    int32_t flags, first_exact; // the GEMM's own
 };
 
 struct mx_sm90_plan {
