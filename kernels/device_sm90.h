@@ -35,13 +35,15 @@ INLINE void wait_for_previous(void) { asm volatile("griddepcontrol.wait;" ::: "m
 #define HIDE(x) asm volatile("" : "+r"(x))
 #define HIDE64(x) asm volatile("" : "+l"(x))
 
-INLINE uint32_t any_of_warp(uint32_t x) {
-    uint32_t any;
-    asm volatile("{.reg .pred in, out;\nsetp.ne.b32 in, %1, 0;\nvote.sync.any.pred out, in, 0xffffffff;\n"
-                 "selp.b32 %0, 1, 0, out;}"
-                 : "=r"(any)
-                 : "r"(x));
-    return any;
+INLINE uint32_t lowest_of_warp(uint32_t x) {
+    uint32_t lowest;
+    asm volatile("redux.sync.min.u32 %0, %1, 0xffffffff;" : "=r"(lowest) : "r"(x));
+    return lowest;
+}
+INLINE uint32_t highest_of_warp(uint32_t x) {
+    uint32_t highest;
+    asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(highest) : "r"(x));
+    return highest;
 }
 // A bit for every lane of the warp: whether x is not 0 there.
 INLINE uint32_t lanes_where(uint32_t x) {
@@ -127,16 +129,6 @@ INLINE uint32_t load_shared_byte(uint32_t at) {
     asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(at));
     return x;
 }
-INLINE float load_shared_float(uint32_t at) {
-    float x;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at));
-    return x;
-}
-INLINE f32x2 load_shared_float2(uint32_t at) {
-    f32x2 x;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at));
-    return x;
-}
 INLINE uint32_t load_shared_half(uint32_t at) {
     uint32_t x;
     asm volatile("{.reg .b16 t;\nld.shared.u16 t, [%1];\ncvt.u32.u16 %0, t;}" : "=r"(x) : "r"(at));
@@ -215,5 +207,10 @@ INLINE void decode_e4m3(uint32_t codes, uint32_t *low, uint32_t *high) {
 INLINE uint32_t multiply_f16x2(uint32_t a, uint32_t b) {
     uint32_t product;
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+    return product;
+}
+INLINE uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t product;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
     return product;
 }

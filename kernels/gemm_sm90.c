@@ -40,10 +40,10 @@ enum {
     BOX_BYTES = MX_SM90_ROW_BLOCK * 64,
     STAGE_BYTES = 2 * BOX_BYTES, // 128 rows, 128 of the contraction
     HALF_BYTES = MX_SM90_Q * 128,
-    // A slot: the tile, P's references and Q's, a byte each, and their factors, a float each.
+    // A slot: the tile, P's references and Q's, a byte each, and their factors, a bfloat16 each.
     REFS_AT = sizeof(struct mx_sm90_tile),
     FACTORS_AT = REFS_AT + MX_SM90_P + MX_SM90_Q,
-    SLOT_BYTES = FACTORS_AT + 4 * (MX_SM90_P + MX_SM90_Q),
+    SLOT_BYTES = FACTORS_AT + 2 * (MX_SM90_P + MX_SM90_Q),
     Q_AT = 2 * P_STAGES * STAGE_BYTES,
     HALVES_AT = Q_AT + Q_STAGES * STAGE_BYTES,
     SLOTS_AT = HALVES_AT + HALVES * HALF_BYTES,
@@ -108,9 +108,9 @@ INLINE int64_t load_shared64(uint32_t at) { return (int64_t)((uint64_t)load_shar
 // An accumulator is the sum times 2^(2 * 7 - (p - 127) - (q - 127)), with p and q its references. To undo it, it is
 // multiplied by a power of two for each, its factor; where references are far from 127 (not MODERATE), by the square
 // root of both, twice: what is on the way is then between the first and the last, and overflows or vanishes only if
-// that does.
-INLINE float factor_of(uint32_t reference, uint32_t moderate) {
-    return power_of_two((((int32_t)reference - 134) >> !moderate) + 127);
+// that does. The upper half of a factor is that power in bfloat16.
+INLINE uint32_t factor_of(uint32_t reference, uint32_t moderate) {
+    return __builtin_bit_cast(uint32_t, power_of_two((((int32_t)reference - 134) >> !moderate) + 127));
 }
 INLINE float other_factor_of(uint32_t reference) {
     return power_of_two((int32_t)reference - 134 - (((int32_t)reference - 134) >> 1) + 127);
@@ -158,7 +158,7 @@ INLINE void fetch_tiles(struct mx_sm90_plan plan) {
     for (uint32_t index = block_id();; index += grid_size()) {
         u32x4 quarter = next;
         const struct extent tile = extent_of(quarter);
-        uint32_t words[3], far = 0, exact = 0;
+        uint32_t words[3], lowest[2] = {255, 255}, highest = 0;
         UNROLL for (uint32_t i = 0; i < 3; i++) words[i] = references_of(tile, plan, i);
         next = load_quarter(plan, index + grid_size());
         wait_empty(SLOT_RING, slot);
@@ -166,20 +166,24 @@ INLINE void fetch_tiles(struct mx_sm90_plan plan) {
         UNROLL for (uint32_t i = 0; i < 3; i++) {
             UNROLL for (int j = 0; j < 32; j += 8) {
                 const uint32_t ref = words[i] >> j & 255;
-                far |= ref - (127 - 48) > 96; // else any sum of products times the factors stays in range
-                exact |= ref == MX_SM90_EXACT;
+                lowest[i / 2] = ref < lowest[i / 2] ? ref : lowest[i / 2];
+                highest = ref > highest ? ref : highest;
             }
         }
-        const uint32_t moderate = !any_of_warp(far);
-        if (any_of_warp(exact))
+        // An accumulator that is not 0 is at least 2^-46. Times P's factor, and times both, it then is at least 2^-126,
+        // and is exact where it had been rounded to bfloat16 before; nor can it overflow on the way.
+        const uint32_t p_lowest = lowest_of_warp(lowest[0]), q_lowest = lowest_of_warp(lowest[1]);
+        highest = highest_of_warp(highest);
+        const uint32_t moderate = p_lowest >= 127 - 48 && p_lowest + q_lowest >= 134 + 134 - 80 && highest <= 127 + 48;
+        if (highest == MX_SM90_EXACT)
             first_exact = min32(first_exact, (int32_t)index);
         UNROLL for (uint32_t i = 0; i < 3; i++) {
             const uint32_t row = 4 * (lane + 32 * i);
             store_shared(at + REFS_AT + row, words[i]);
             uint32_t factors[4];
-            UNROLL for (int j = 0; j < 4; j++) factors[j] =
-                __builtin_bit_cast(uint32_t, factor_of(words[i] >> 8 * j & 255, moderate));
-            store_shared4(at + FACTORS_AT + 4 * row, factors[0], factors[1], factors[2], factors[3]);
+            UNROLL for (int j = 0; j < 4; j++) factors[j] = factor_of(words[i] >> 8 * j & 255, moderate);
+            store_shared(at + FACTORS_AT + 2 * row, factors[0] >> 16 | factors[1]);
+            store_shared(at + FACTORS_AT + 2 * row + 4, factors[2] >> 16 | factors[3]);
         }
         if (lane < 4) {
             if (lane == 3) {
@@ -458,23 +462,21 @@ struct part {
 INLINE uint32_t p_reference(struct part part, int r) {
     return load_shared_byte(part.slot + REFS_AT + part.first_row + 2 * r);
 }
-INLINE float p_factor(struct part part, int r) {
-    return load_shared_float(part.slot + FACTORS_AT + 4 * (part.first_row + 2 * r));
+// Twice.
+INLINE uint32_t p_factor(struct part part, int r) {
+    return load_shared_half(part.slot + FACTORS_AT + 2 * (part.first_row + 2 * r)) * 0x10001;
 }
 // Of columns 2 j and 2 j + 1 of the i-th 8.
 INLINE uint32_t q_references(struct part part, int i, int j) {
     return load_shared_half(part.slot + REFS_AT + MX_SM90_P + 32 * i + 8 * part.quad + 2 * j);
 }
 INLINE uint32_t q_factors_address(struct part part, int i, int j) {
-    return part.slot + FACTORS_AT + 4 * (MX_SM90_P + 32 * i + 8 * part.quad + 2 * j);
+    return part.slot + FACTORS_AT + 2 * (MX_SM90_P + 32 * i + 8 * part.quad + 2 * j);
 }
 
-// Of the 8 columns of the i-th 32.
-#define LOAD_Q_FACTORS(to, part, i)                                                                                    \
-    do {                                                                                                               \
-        LOAD_SHARED4(to, q_factors_address(part, i, 0));                                                               \
-        LOAD_SHARED4((to) + 4, q_factors_address(part, i, 2));                                                         \
-    } while (0)
+// Elements of a pair of bfloat16.
+INLINE float first_of(uint32_t pair) { return __builtin_bit_cast(float, pair << 16); }
+INLINE float second_of(uint32_t pair) { return __builtin_bit_cast(float, pair & 0xffff0000); }
 
 // The second factors, where they are not 1.
 INLINE void apply_other_factors(float *d, struct part part, int f) {
@@ -492,20 +494,29 @@ INLINE void apply_other_factors(float *d, struct part part, int f) {
 }
 
 // Of a lane's row first_row + 2 r: the 8 elements of the i-th 32 columns.
-INLINE void scale_run(float *x, const float *d0, const float *d1, int r, int i, float p, const uint32_t *q,
+INLINE void scale_run(float *x, const float *d0, const float *d1, int r, int i, uint32_t p, const uint32_t *q,
                       const float *bias) {
     UNROLL for (int j = 0; j < 8; j++) x[j] =
         __builtin_fmaf((r < 2 ? d0 : d1)[16 * i + 4 * (j / 2) + 2 * (r % 2) + j % 2],
-                       p * __builtin_bit_cast(float, q[j]), bias[j]);
+                       second_of(p) * (j % 2 ? second_of(q[j / 2]) : first_of(q[j / 2])), bias[j]);
+}
+// As bfloat16, of a MODERATE tile: rounded first, which leaves less to multiply.
+INLINE u32x4 scale_packed_run(const float *d0, const float *d1, int r, int i, uint32_t p, const uint32_t *q) {
+    u32x4 run;
+    UNROLL for (int j = 0; j < 4; j++) {
+        const float *d = (r < 2 ? d0 : d1) + 16 * i + 4 * j + 2 * (r % 2);
+        run[j] = multiply_bf16x2(multiply_bf16x2(pack_bf16(d[0], d[1]), p), q[j]);
+    }
+    return run;
 }
 // Stores a lane's part, run by run: whatever is to be stored. `whole`: has_whole_runs.
 INLINE void store_runs(const float *d0, const float *d1, struct part part, struct problem problem, int whole,
                        enum output output) {
     UNROLL for (int i = 0; i < 4; i++) {
         const int32_t column = 32 * i + 8 * part.quad;
-        uint32_t q[8];
+        uint32_t q[4];
         float bias[8];
-        LOAD_Q_FACTORS(q, part, i);
+        LOAD_SHARED4(q, q_factors_address(part, i, 0));
         UNROLL for (int j = 0; j < 8; j++) bias[j] =
             part.bias >= 0 && column + j < part.q_rows ? ((GLOBAL const float *)problem.bias)[part.bias + column + j] : 0;
         UNROLL for (int r = 0; r < 4; r++) {
@@ -521,9 +532,10 @@ INLINE void store_runs(const float *d0, const float *d1, struct part part, struc
     }
 }
 
-// Stores a lane's part where has_whole_runs and there is no bias. A line is 128 bytes of an output row, of which a lane
-// has two chunks of 16 in each of its rows. Lanes 4 apart, whose rows are neighbours, swap a chunk, so that 8 lanes
-// store a line at once: memory takes that faster than the halves of two (on an H200, 403 MB in 94 instead of 127 us).
+// Stores a lane's part where has_whole_runs and there is no bias; as bfloat16, of a MODERATE tile. A line is 128 bytes
+// of an output row, of which a lane has two chunks of 16 in each of its rows. Lanes 4 apart, whose rows are neighbours,
+// swap a chunk, so that 8 lanes store a line at once: memory takes that faster than the halves of two (on an H200, 403
+// MB in 94 instead of 127 us).
 INLINE void store_lines(const float *d0, const float *d1, struct part part, struct problem problem,
                         enum output output) {
     const int32_t runs = output == BF16_OUT ? 2 : 1; // of 8 elements, that a lane has of a line
@@ -531,18 +543,22 @@ INLINE void store_lines(const float *d0, const float *d1, struct part part, stru
     const int32_t column = 8 * part.quad + (output == BF16_OUT ? 32 : 4) * odd;
     const int64_t first = part.out + row * problem.out_stride + column;
     const float zeros[8] = {};
-    float p[4];
+    uint32_t p[4];
     UNROLL for (int r = 0; r < 4; r++) p[r] = p_factor(part, r);
     UNROLL for (int line = 0; line < 4 / runs; line++) {
-        uint32_t q[2][8];
-        UNROLL for (int run = 0; run < runs; run++) LOAD_Q_FACTORS(q[run], part, runs * line + run);
+        uint32_t q[2][4];
+        UNROLL for (int run = 0; run < runs; run++) LOAD_SHARED4(q[run], q_factors_address(part, runs * line + run, 0));
         const int32_t rows = column + 32 * runs * line < part.q_rows ? part.p_rows - row : 0;
         const int64_t at = first + 32 * runs * line;
         UNROLL for (int r = 0; r < 4; r++) {
-            float x[2][8];
-            UNROLL for (int run = 0; run < runs; run++)
-                scale_run(x[run], d0, d1, r, runs * line + run, p[r], q[run], zeros);
-            const u32x4 mine[2] = {chunk_of(x[0], output), chunk_of(output == BF16_OUT ? x[1] : x[0] + 4, output)};
+            u32x4 mine[2];
+            if (output == BF16_OUT) {
+                UNROLL for (int c = 0; c < 2; c++) mine[c] = scale_packed_run(d0, d1, r, 2 * line + c, p[r], q[c]);
+            } else {
+                float x[8];
+                scale_run(x, d0, d1, r, line, p[r], q[0], zeros);
+                UNROLL for (int c = 0; c < 2; c++) mine[c] = chunk_of(x + 4 * c, output);
+            }
             u32x4 lines[2]; // a chunk of the even row's and one of the odd row's
             UNROLL for (int k = 0; k < 4; k++) {
                 const uint32_t others = shuffle_xor(odd ? mine[0][k] : mine[1][k], 4);
@@ -565,74 +581,80 @@ INLINE int has_whole_runs(struct part part, struct problem problem, int32_t row_
 
 INLINE void store_tile(const float *d0, const float *d1, struct part part, struct problem problem) {
     const enum output output = output_of(problem);
-    if (!has_whole_runs(part, problem, part.q_rows))
-        store_runs(d0, d1, part, problem, 0, output);
-    else if (part.bias >= 0 && output == BF16_OUT)
-        store_runs(d0, d1, part, problem, 1, BF16_OUT);
-    else if (part.bias >= 0)
-        store_runs(d0, d1, part, problem, 1, F32_OUT);
-    else if (output == BF16_OUT)
+    const int whole = has_whole_runs(part, problem, part.q_rows), lines = whole && part.bias < 0;
+    if (lines && output == BF16_OUT && part.flags & MODERATE)
         store_lines(d0, d1, part, problem, BF16_OUT);
-    else if (output == F32_OUT)
+    else if (lines && output == F32_OUT)
         store_lines(d0, d1, part, problem, F32_OUT);
-    else
+    else if (lines && output == ADD_OUT)
         store_lines(d0, d1, part, problem, ADD_OUT);
+    else if (whole && output == BF16_OUT)
+        store_runs(d0, d1, part, problem, 1, BF16_OUT);
+    else if (whole)
+        store_runs(d0, d1, part, problem, 1, F32_OUT);
+    else
+        store_runs(d0, d1, part, problem, 0, output);
 }
 
 // The swapped tile's output has P's rows as its columns. Lanes 4 apart hold the even and the odd ones of a run; between
 // them a pair of Q's rows is transposed, so that a lane has a run of one of the two: bfloat16 by movmatrix, which also
-// swaps the roles of a lane's quad and of its group, 8 lanes apart; float32 by swapping what is the other's.
-INLINE void store_swapped_tile_as(const float *d0, const float *d1, struct part part, struct problem problem, int whole,
+// swaps the roles of a lane's quad and of its group, 8 lanes apart; float32 by swapping what is the other's. `packed`:
+// as bfloat16, has_whole_runs, no bias, of a MODERATE tile.
+INLINE void store_swapped_tile_as(const float *d0, const float *d1, struct part part, struct problem problem, int packed,
                                   enum output output) {
+    const int whole = packed || has_whole_runs(part, problem, part.p_rows);
     const int32_t pair = (int32_t)(thread_id() >> 3 & 3), odd = (int32_t)(thread_id() >> 2 & 1);
     const int32_t column = (part.first_row & ~31) + 8 * (output == BF16_OUT ? part.quad : pair);
-    const int32_t count = part.p_rows - column;
-    float p[4], bias[4];
+    uint32_t p[4];
+    float bias[4] = {};
     UNROLL for (int r = 0; r < 4; r++) {
         const int32_t row = part.first_row + 2 * r;
         p[r] = p_factor(part, r);
-        bias[r] = part.bias >= 0 && row < part.p_rows ? ((GLOBAL const float *)problem.bias)[part.bias + row] : 0;
+        if (!packed && part.bias >= 0 && row < part.p_rows)
+            bias[r] = ((GLOBAL const float *)problem.bias)[part.bias + row];
     }
     UNROLL for (int i = 0; i < 4; i++) UNROLL for (int j = 0; j < 4; j++) {
-        const f32x2 q = load_shared_float2(q_factors_address(part, i, j));
+        const uint32_t q = load_shared(q_factors_address(part, i, j));
         int32_t token = 32 * i + 8 * (output == BF16_OUT ? pair : part.quad) + 2 * j + odd;
         HIDE(token); // or all the addresses would be computed first
         const int64_t index = part.out + token * problem.out_stride + column;
+        const int32_t count = token < part.q_rows ? part.p_rows - column : 0;
         u32x4 pairs;
         float x[8];
         UNROLL for (int r = 0; r < 4; r++) {
             const float *d = (r < 2 ? d0 : d1) + 16 * i + 4 * j + 2 * (r % 2);
-            const float first = __builtin_fmaf(d[0], p[r] * q.x, bias[r]);
-            const float second = __builtin_fmaf(d[1], p[r] * q.y, bias[r]);
+            if (packed) {
+                pairs[r] = transpose_8x8(multiply_bf16x2(multiply_bf16x2(pack_bf16(d[0], d[1]), p[r]), q));
+                continue;
+            }
+            const float first = __builtin_fmaf(d[0], second_of(p[r]) * first_of(q), bias[r]);
+            const float second = __builtin_fmaf(d[1], second_of(p[r]) * second_of(q), bias[r]);
             if (output == BF16_OUT) {
                 pairs[r] = transpose_8x8(pack_bf16(first, second));
-                x[2 * r] = __builtin_bit_cast(float, pairs[r] << 16);
-                x[2 * r + 1] = __builtin_bit_cast(float, pairs[r] & 0xffff0000);
+                x[2 * r] = first_of(pairs[r]);
+                x[2 * r + 1] = second_of(pairs[r]);
             } else {
                 const float mine = odd ? second : first, other = shuffle_xor_float(odd ? first : second, 4);
                 x[2 * r] = odd ? other : mine;
                 x[2 * r + 1] = odd ? mine : other;
             }
         }
-        if (!whole)
-            store_some(problem.out, index, x, token < part.q_rows ? count : 0, output);
-        else if (output == BF16_OUT)
-            store_chunk_if(token < part.q_rows && count > 0, problem.out, index, pairs, output);
+        if (packed)
+            store_chunk_if(count > 0, problem.out, index, pairs, output);
+        else if (whole)
+            store_run_if(count > 0, problem.out, index, x, output);
         else
-            store_run_if(token < part.q_rows && count > 0, problem.out, index, x, output);
+            store_some(problem.out, index, x, count, output);
     }
 }
 
 INLINE void store_swapped_tile(const float *d0, const float *d1, struct part part, struct problem problem) {
-    const int whole = has_whole_runs(part, problem, part.p_rows);
-    if (problem.type == MX_BF16 && whole)
-        store_swapped_tile_as(d0, d1, part, problem, 1, BF16_OUT);
-    else if (problem.type == MX_BF16)
-        store_swapped_tile_as(d0, d1, part, problem, 0, BF16_OUT);
-    else if (whole)
-        store_swapped_tile_as(d0, d1, part, problem, 1, F32_OUT);
-    else
+    if (problem.type != MX_BF16)
         store_swapped_tile_as(d0, d1, part, problem, 0, F32_OUT);
+    else if (has_whole_runs(part, problem, part.p_rows) && part.bias < 0 && part.flags & MODERATE)
+        store_swapped_tile_as(d0, d1, part, problem, 1, BF16_OUT);
+    else
+        store_swapped_tile_as(d0, d1, part, problem, 0, BF16_OUT);
 }
 
 // Stores a tile without a contraction, zeros or the bias, every eighth row of the output by a warp.
