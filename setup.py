@@ -92,7 +92,7 @@ def gpu_compiler():
 
 
 def finish_ptx(ptx):
-    """Launch bounds, from the comments that KERNEL of kernels/device_sm90.h leaves; an eighth of the text is taken out."""
+    """Sets launch bounds, from the comments that KERNEL of kernels/device_sm90.h leaves; drops a tenth of the text."""
     ptx = re.sub(r"^\t// (begin|end) inline asm\n", "", ptx, flags=re.MULTILINE)
     for name, threads, blocks in re.findall(r"^// launch bounds (\w+) (\d+) (\d+)$", ptx, re.MULTILINE):
         entry = re.compile(rf"(\.entry {name}\([^)]*\))[^{{]*\{{")

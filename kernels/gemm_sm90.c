@@ -144,7 +144,7 @@ INLINE uint32_t references_of(struct extent tile, struct mx_sm90_plan plan, uint
     const uint8_t *refs =
         plan.workspace + (p ? plan.p_ref : plan.q_ref) + (int64_t)(p ? tile.p_ref : tile.q_ref) * MX_SM90_ROW_BLOCK;
     const int32_t count = tile.blocks > 0 ? (p ? tile.p_rows : tile.q_rows) - (int32_t)row : 0;
-    const uint32_t exist = count >= 4 ? ~0u : count <= 0 ? 0 : (1u << 8 * count) - 1;
+    const uint32_t exist = first_bytes(count);
     return (load_constant_if(count > 0, refs + row) & exist) | (none & ~exist);
 }
 
@@ -517,8 +517,9 @@ INLINE void store_runs(const float *d0, const float *d1, struct part part, struc
         uint32_t q[4];
         float bias[8];
         LOAD_SHARED4(q, q_factors_address(part, i, 0));
-        UNROLL for (int j = 0; j < 8; j++) bias[j] =
-            part.bias >= 0 && column + j < part.q_rows ? ((GLOBAL const float *)problem.bias)[part.bias + column + j] : 0;
+        UNROLL for (int j = 0; j < 8; j++) bias[j] = part.bias >= 0 && column + j < part.q_rows
+                                                         ? ((GLOBAL const float *)problem.bias)[part.bias + column + j]
+                                                         : 0;
         UNROLL for (int r = 0; r < 4; r++) {
             const int32_t row = part.first_row + 2 * r, count = row < part.p_rows ? part.q_rows - column : 0;
             const int64_t index = part.out + row * problem.out_stride + column;
@@ -567,13 +568,14 @@ INLINE void store_lines(const float *d0, const float *d1, struct part part, stru
             }
             UNROLL for (int s = 0; s < 2 && output == ADD_OUT; s++) lines[s] =
                 add_old_if(2 * r + s < rows, problem.out, at + (2 * r + s) * problem.out_stride, lines[s]);
-            UNROLL for (int s = 0; s < 2; s++) store_chunk_if(
-                2 * r + s < rows, problem.out, at + (2 * r + s) * problem.out_stride, lines[s], output);
+            UNROLL for (int s = 0; s < 2; s++)
+                store_chunk_if(2 * r + s < rows, problem.out, at + (2 * r + s) * problem.out_stride, lines[s], output);
         }
     }
 }
 
-// Whether an output row's runs of 8 elements, `row_length` in all, are whole and aligned, as the stores above want them.
+// Whether an output row's runs of 8 elements, `row_length` in all, are whole and aligned, as the stores above want
+// them.
 INLINE int has_whole_runs(struct part part, struct problem problem, int32_t row_length) {
     const int64_t bytes = problem.type == MX_BF16 ? 2 : 4;
     return (((uintptr_t)problem.out + part.out * bytes) | problem.out_stride * bytes) % 16 == 0 && row_length % 8 == 0;
@@ -600,8 +602,8 @@ INLINE void store_tile(const float *d0, const float *d1, struct part part, struc
 // them a pair of Q's rows is transposed, so that a lane has a run of one of the two: bfloat16 by movmatrix, which also
 // swaps the roles of a lane's quad and of its group, 8 lanes apart; float32 by swapping what is the other's. `packed`:
 // as bfloat16, has_whole_runs, no bias, of a MODERATE tile.
-INLINE void store_swapped_tile_as(const float *d0, const float *d1, struct part part, struct problem problem, int packed,
-                                  enum output output) {
+INLINE void store_swapped_tile_as(const float *d0, const float *d1, struct part part, struct problem problem,
+                                  int packed, enum output output) {
     const int whole = packed || has_whole_runs(part, problem, part.p_rows);
     const int32_t pair = (int32_t)(thread_id() >> 3 & 3), odd = (int32_t)(thread_id() >> 2 & 1);
     const int32_t column = (part.first_row & ~31) + 8 * (output == BF16_OUT ? part.quad : pair);

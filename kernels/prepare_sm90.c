@@ -112,9 +112,6 @@ INLINE struct place find(struct groups groups, int32_t target, int by_number, in
     return at.group < 0 ? (struct place){groups.count, before.end, groups.tokens, before.units, before.blocks} : at;
 }
 
-// Mask of the first `count` bytes of a word.
-INLINE uint32_t first_bytes(int32_t count) { return count >= 4 ? ~0u : (1u << 8 * max32(count, 0)) - 1; }
-
 // A row of scales from its first block of the contraction on, and where they and its reference go.
 struct row {
     const uint8_t *scale;

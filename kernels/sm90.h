@@ -67,14 +67,14 @@ struct mx_sm90_maps {
 };
 
 struct mx_sm90_tile {
-    int64_t out;              // index of its first output element: P row 0, Q row 0
-    int64_t bias;             // index of its first bias element
-    int32_t p_row, q_row;     // first rows in the operands
-    int32_t p_rows, q_rows;   // rows that exist, from 1 on; p_rows = 0: no tile, and none after it
-    int32_t p_scale, q_scale; // first step of the first row block, in MX_SM90_SCALE_BYTES; P's second one: + steps
-    int32_t p_ref, q_ref;     // in MX_SM90_ROW_BLOCK bytes
-    int32_t start;            // first contraction element, a multiple of MX_BLOCK
-    int32_t blocks;           // contraction in MX_BLOCK; 0: the tile's outputs are zeros
+    int64_t out;                // index of its first output element: P row 0, Q row 0
+    int64_t bias;               // index of its first bias element
+    int32_t p_row, q_row;       // first rows in the operands
+    int32_t p_rows, q_rows;     // rows that exist, from 1 on; p_rows = 0: no tile, and none after it
+    int32_t p_scale, q_scale;   // first step of the first row block, in MX_SM90_SCALE_BYTES; P's second one: + steps
+    int32_t p_ref, q_ref;       // in MX_SM90_ROW_BLOCK bytes
+    int32_t start;              // first contraction element, a multiple of MX_BLOCK
+    int32_t blocks;             // contraction in MX_BLOCK; 0: the tile's outputs are zeros
     int32_t flags, first_exact; // the GEMM's own
 };
 

@@ -40,9 +40,13 @@ def other_rows() -> tuple[Tensor, Tensor]:
 
 
 def run(
-    product: str, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], device: torch.device
+    product: str,
+    left: tuple[Tensor, Tensor],
+    right: tuple[Tensor, Tensor],
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, ref.Exact]:
-    """Gives left . right^T as the given product, contracted over 96, in float32; and the oracle's answer."""
+    """Gives left . right^T as the given product, contracted over 96; and the oracle's answer."""
     if product in ("forward", "dgrad"):
         a, b, offs = (
             operand(*left, device),
@@ -50,7 +54,7 @@ def run(
             offs_of([len(left[0])], device),
         )
         op = ops.grouped_mm if product == "forward" else ops.grouped_mm_dgrad
-        return op(*a, *b, offs, out_dtype=torch.float32), ref.grouped_rows(*a, *b, offs)
+        return op(*a, *b, offs, out_dtype=dtype), ref.grouped_rows(*a, *b, offs)
     plain = product == "wgrad_plain"
 
     def tokens(data: Tensor, scale: Tensor) -> Operand:
@@ -61,7 +65,7 @@ def run(
         return operand(wide, wide_scale, device)
 
     a, b, offs = tokens(*left), tokens(*right), offs_of([96], device)
-    got = ops.grouped_mm_wgrad(*a, *b, offs, plain=plain, out_dtype=torch.float32)
+    got = ops.grouped_mm_wgrad(*a, *b, offs, plain=plain, out_dtype=dtype)
     return got[0], ref.Exact(*(t[0] for t in vars(ref.grouped_depth(*a, *b, offs, plain=plain)).values()))
 
 
@@ -120,3 +124,33 @@ def test_nan_element_in_a_wide_row(product: str, side: str, device: torch.device
     nan = got.isnan().cpu() if side == "a" else got.isnan().cpu().T
     assert nan[3].all()
     assert not nan[[0, 1, 2, 4, 5, 6, 7]].any()
+
+
+@pytest.mark.parametrize("product", ["forward", "wgrad"])
+@pytest.mark.parametrize(
+    "tops",
+    [(78, 130), (79, 131), (79, 109), (94, 94), (93, 94), (30, 200), (53, 210), (120, 121), (175, 81), (176, 80)],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_bfloat16_results_are_rounded_once(
+    product: str, tops: tuple[int, int], turned: bool, device: torch.device
+) -> None:
+    """Each finite positive code times five of them, plus 2^-9, wherever the rows' scales are: float32 holds the sums.
+
+    Blocks of zeros have the largest scales, far above the others. The results that are normal numbers count; the pairs
+    of scales lie on both sides of where sm_90 changes its way.
+    """
+    codes = torch.arange(1, 127, dtype=torch.uint8)
+    some = codes[:73:18]
+    data = [torch.zeros(len(rows), 96, dtype=torch.uint8) for rows in (codes, some)]
+    data[0][:, 40], data[1][:, 40] = codes, some
+    data[0][:, 70], data[1][:, 70] = 0x01, 0x38
+    left, right = (
+        (d, torch.tensor([[top, top - 21, top - 21]], dtype=torch.uint8).repeat(len(d), 1))
+        for d, top in zip(data, tops, strict=True)
+    )
+    got, exact = run(product, *((right, left) if turned else (left, right)), device=device, dtype=torch.bfloat16)
+    wanted = exact.value.cpu()
+    normal = (wanted >= 2.0**-126) & (wanted < 2.0**127)
+    assert normal.any()
+    assert torch.equal(got.cpu().double()[normal], wanted.bfloat16().double()[normal])
