@@ -18,7 +18,7 @@
 // swizzled by 64. Warpgroup 1 converts Q to float16 in shared memory, in K-major rows of 128 bytes, swizzled by 128:
 // "halves", as they hold 64 of the contraction. Warpgroups 2 and 3 each have 128 rows of P, which they convert in
 // registers and multiply by wgmma.m64n128k16 (float16 in, float32 sums).
-//   shared memory: P stages 2 x 3 x 16 KB | Q stages 3 x 16 KB | Q halves 4 x 16 KB | slots 4 x 1984 bytes | barriers
+//   shared memory: P stages 2 x 3 x 16 KB | Q stages 3 x 16 KB | Q halves 4 x 16 KB | slots 4 x 1216 bytes | barriers
 //   registers: 40 a lane in warpgroup 0, 56 in 1, 208 in 2 and 3: 128 accumulators, 32 of P fragments, 16 of P bytes
 //
 // The contraction is permuted inside each 64: lane quad q of a P fragment has bytes 16 q .. 16 q + 15, of which word j
@@ -462,11 +462,11 @@ struct part {
 INLINE uint32_t p_reference(struct part part, int r) {
     return load_shared_byte(part.slot + REFS_AT + part.first_row + 2 * r);
 }
-// Twice.
+// A pair of the same.
 INLINE uint32_t p_factor(struct part part, int r) {
     return load_shared_half(part.slot + FACTORS_AT + 2 * (part.first_row + 2 * r)) * 0x10001;
 }
-// Of columns 2 j and 2 j + 1 of the i-th 8.
+// Of columns 2 j and 2 j + 1 of the i-th run.
 INLINE uint32_t q_references(struct part part, int i, int j) {
     return load_shared_half(part.slot + REFS_AT + MX_SM90_P + 32 * i + 8 * part.quad + 2 * j);
 }
@@ -509,6 +509,7 @@ INLINE u32x4 scale_packed_run(const float *d0, const float *d1, int r, int i, ui
     }
     return run;
 }
+
 // Stores a lane's part, run by run: whatever is to be stored. `whole`: has_whole_runs.
 INLINE void store_runs(const float *d0, const float *d1, struct part part, struct problem problem, int whole,
                        enum output output) {
