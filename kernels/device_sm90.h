@@ -63,9 +63,6 @@ INLINE uint32_t shuffle_xor(uint32_t x, uint32_t mask) {
     asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=r"(y) : "r"(x), "r"(mask));
     return y;
 }
-INLINE float shuffle_xor_float(float x, uint32_t mask) {
-    return __builtin_bit_cast(float, shuffle_xor(__builtin_bit_cast(uint32_t, x), mask));
-}
 // An 8 x 8 matrix of 16-bit elements, two a lane, row by row; transposed.
 INLINE uint32_t transpose_8x8(uint32_t x) {
     uint32_t y;

@@ -450,6 +450,16 @@ INLINE u32x4 add_old_if(int condition, const void *out, int64_t index, u32x4 chu
     return __builtin_bit_cast(u32x4, __builtin_bit_cast(f32x4, old) + __builtin_bit_cast(f32x4, chunk));
 }
 
+// Of the two words that a lane and the one 4 away each have, the even lane gets both first ones, its own first, and the
+// odd lane both second ones, its own second.
+struct pair {
+    uint32_t first, second;
+};
+INLINE struct pair trade(uint32_t first, uint32_t second, int32_t odd) {
+    const uint32_t others = shuffle_xor(odd ? first : second, 4);
+    return (struct pair){odd ? others : first, odd ? second : others};
+}
+
 // What a consumer thread knows of its part of a tile: rows first_row + 2 r, columns 32 i + 8 quad + 0 .. 7. The
 // accumulator of row 4 f + 2 h and column 32 i + 8 quad + 2 j + b is number 16 i + 4 j + 2 h + b of fragment f.
 struct part {
@@ -563,9 +573,9 @@ INLINE void store_lines(const float *d0, const float *d1, struct part part, stru
             }
             u32x4 lines[2]; // a chunk of the even row's and one of the odd row's
             UNROLL for (int k = 0; k < 4; k++) {
-                const uint32_t others = shuffle_xor(odd ? mine[0][k] : mine[1][k], 4);
-                lines[0][k] = odd ? others : mine[0][k];
-                lines[1][k] = odd ? mine[1][k] : others;
+                const struct pair both = trade(mine[0][k], mine[1][k], odd);
+                lines[0][k] = both.first;
+                lines[1][k] = both.second;
             }
             UNROLL for (int s = 0; s < 2 && output == ADD_OUT; s++) lines[s] =
                 add_old_if(2 * r + s < rows, problem.out, at + (2 * r + s) * problem.out_stride, lines[s]);
@@ -637,9 +647,10 @@ INLINE void store_swapped_tile_as(const float *d0, const float *d1, struct part 
                 x[2 * r] = first_of(pairs[r]);
                 x[2 * r + 1] = second_of(pairs[r]);
             } else {
-                const float mine = odd ? second : first, other = shuffle_xor_float(odd ? first : second, 4);
-                x[2 * r] = odd ? other : mine;
-                x[2 * r + 1] = odd ? mine : other;
+                const struct pair both =
+                    trade(__builtin_bit_cast(uint32_t, first), __builtin_bit_cast(uint32_t, second), odd);
+                x[2 * r] = __builtin_bit_cast(float, both.first);
+                x[2 * r + 1] = __builtin_bit_cast(float, both.second);
             }
         }
         if (packed)

@@ -7,9 +7,8 @@
 // prepare fills the whole of what the GEMM reads of the workspace; nothing in it survives from call to call.
 //
 // The workspace, plan.bytes long, 64-byte aligned:
-//   tiles    [tiles] struct mx_gfx950_tile: what the blocks of the GEMM do, one each. A persistent kernel's blocks do
-//   the
-//            first ones and then those of their XCD that no other block has taken. Tiles may have nothing to do
+//   tiles    [tiles] struct mx_gfx950_tile: what the blocks of the GEMM do, one each. A persistent kernel's blocks
+//            do the first ones and then those of their XCD that no other block has taken. Tiles may have nothing to do
 //   counters [XCDS][COUNTER_BYTES], the first 4 an int32_t: number of the XCD's next tile
 //   a_scale  [A row blocks][2 wave rows][bodies][64 lanes][16 bytes]
 //   b_scale  [B row blocks][2 wave rows][bodies][64 lanes][16 bytes, or 20 for kernels with tiles of 320 columns]
