@@ -1,11 +1,17 @@
 """Builds libmxfp8.so (the ops, plain C) and, where Python's headers are, the inspection module `_inspect` (pybind11).
 
 The compiler is clang from the `ziglang` wheel, a build requirement, so no compiler, torch or header of the machine is
-needed. The GPU kernels are compiled with the same clang and become part of libmxfp8.so. Environment: CC names another
-clang (19 or later) for the library, MXFP8_CLANG another for the kernels, whose instruction counts the tests hold to the
-pinned one; CFLAGS and LDFLAGS are appended to every command for the library.
+needed. Environment: CC names another clang (19 or later) for the library, MXFP8_CLANG another for device kernels, whose
+instruction counts the tests hold to the pinned one; CFLAGS and LDFLAGS are appended to every command for the library.
+
+The library is all of csrc/, and of each folder in kernels/ what its build.cfg says:
+  [device]    `sources`, each compiled by `flags` for a GPU to an `image` (hsaco or ptx): build/kernels/<folder>/
+              <source>.<image>, for the folder's host sources to embed.
+  [host ...]  `sources`, compiled into the library by `flags`. A section each for several ways to compile the same
+              sources; `machines` names the processors that it is for, where it is not for all.
 """
 
+import configparser
 import os
 import platform
 import re
@@ -24,38 +30,32 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).parent
 CLANG_MIN = 19
 GLIBC_MIN = "2.17"
-IMAGES = ROOT / "build" / "kernels"  # of the GPU kernels, as csrc/<gpu>.c embeds them
+IMAGES = ROOT / "build" / "kernels"  # of the device kernels, as the host sources of kernels/ embed them
 CFLAGS = ["-std=gnu23", "-O3", "-fPIC", "-fvisibility=hidden", "-fexceptions", "-Wall", "-Wextra", "-Werror"]
 CFLAGS += [f"--embed-dir={IMAGES}"]
 CXXFLAGS = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
-AVX2 = ["-mavx2", "-mfma", "-mf16c"]
-AVX512 = [*AVX2, *["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"]]
-
-# One line per instruction-set level of MX_CPU_LEVELS (csrc/mxfp8.h): the flags its objects are compiled with.
-CPU_LEVELS = {"portable": [], "avx2": AVX2, "avx512": AVX512} if platform.machine() == "x86_64" else {"portable": []}
-ONCE_SOURCES = ["csrc/backends.c", "csrc/gfx950.c", "csrc/gpu.c", "csrc/shim.c", "csrc/sm90.c"]
-LEVEL_SOURCES = ["csrc/cpu.c", "kernels/gemm_cpu.c", "kernels/quantize_cpu.c"]
-# One line per GPU: suffix of the names of its sources in kernels/; flags that choose it; suffix of the images.
-# PTX 8.0 is CUDA 12.0's. clang would say the version of whatever CUDA toolkit it finds, or without one 4.2: none is to
-# be found.
-GPUS = {
-    "gfx950": (["--target=amdgcn-amd-amdhsa", "-mcpu=gfx950", "-nogpulib", "-c"], ".hsaco"),
-    "sm90": (
-        [
-            "--target=nvptx64-nvidia-cuda",
-            "-march=sm_90a",
-            "--cuda-path=/nonexistent",
-            "-Xclang",
-            "-target-feature",
-            "-Xclang",
-            "+ptx80",
-            "-S",
-        ],
-        ".ptx",
-    ),
-}
-GPU_CFLAGS = ["-O3", "-std=gnu23", "-ffreestanding", "-Wall", "-Wextra", "-Werror"]
+DEVICE_CFLAGS = ["-O3", "-std=gnu23", "-ffreestanding", "-Wall", "-Wextra", "-Werror"]
+CORE_SOURCES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").glob("*.c"))
 EMU_SOURCES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "emu").glob("*.c"))  # for Tidy: make builds it
+
+
+def folder_sections(kind):
+    """The sections of this kind, "device" or "host", of each folder's build.cfg in kernels/, with the folder."""
+    for path in sorted((ROOT / "kernels").glob("*/build.cfg")):
+        config = configparser.ConfigParser()
+        config.read(path)
+        for name, section in config.items():
+            if name.split()[0] == kind and platform.machine() in section.get("machines", platform.machine()).split():
+                yield path.parent, section
+
+
+def host_objects():
+    """What the library is compiled from: source, flags, stem of the object's name."""
+    yield from ((source, [], Path(source).stem) for source in CORE_SOURCES)
+    for folder, section in folder_sections("host"):
+        for source in section["sources"].split():
+            stem = "_".join([folder.name, *section.name.split()[1:], Path(source).stem])
+            yield str((folder / source).relative_to(ROOT)), section.get("flags", "").split(), stem
 
 
 def compiler(language):
@@ -80,8 +80,8 @@ def compiler(language):
     return [*command, "--driver-mode=g++"] if language == "c++" else command
 
 
-def gpu_compiler():
-    """The command that compiles GPU kernels, with the include path of its own headers."""
+def device_compiler():
+    """The command that compiles device kernels, with the include path of its own headers."""
     chosen = os.environ.get("MXFP8_CLANG")
     if chosen:
         return shlex.split(chosen)
@@ -92,7 +92,7 @@ def gpu_compiler():
 
 
 def finish_ptx(ptx):
-    """Sets launch bounds, from the comments that KERNEL of kernels/device_sm90.h leaves; drops a tenth of the text."""
+    """Sets launch bounds, from the comments that KERNEL of kernels/sm90/device.h leaves; drops a tenth of the text."""
     ptx = re.sub(r"^\t// (begin|end) inline asm\n", "", ptx, flags=re.MULTILINE)
     for name, threads, blocks in re.findall(r"^// launch bounds (\w+) (\d+) (\d+)$", ptx, re.MULTILINE):
         entry = re.compile(rf"(\.entry {name}\([^)]*\))[^{{]*\{{")
@@ -102,21 +102,23 @@ def finish_ptx(ptx):
     return ptx
 
 
-def build_image(source, gpu):
-    """Compiles one GPU source into build/kernels, unless the same command has made it of the same sources."""
-    flags, suffix = GPUS[gpu]
-    image = IMAGES / f"{source.stem}{suffix}"
+def build_image(source, section):
+    """Compiles a device source into build/kernels, unless the same command has made it of the same sources."""
+    image = IMAGES / source.parent.name / f"{source.stem}.{section['image']}"
     compiled, record = image.with_suffix(".o"), image.with_suffix(".command")
-    command = [*gpu_compiler(), *flags, *GPU_CFLAGS, str(source), "-o", str(compiled)]
-    newest = max(path.stat().st_mtime for path in [source, *(ROOT / "kernels").glob("*.h")])
+    emit = "-S" if section["image"] == "ptx" else "-c"
+    flags = [*section["flags"].split(), emit, *DEVICE_CFLAGS]
+    command = [*device_compiler(), *flags, str(source), "-o", str(compiled)]
+    included = [path for folder in (source.parent, ROOT / "kernels") for path in folder.glob("*.[hd]*")]
+    newest = max(path.stat().st_mtime for path in [source, *included])
     current = image.exists() and record.exists() and image.stat().st_mtime > newest
     if current and record.read_text() == shlex.join(command):
         return
-    IMAGES.mkdir(parents=True, exist_ok=True)
+    image.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(command, check=True)
 
     def finish(partial):
-        if suffix == ".ptx":
+        if emit == "-S":
             partial.write_text(finish_ptx(compiled.read_text()))
         else:
             linker = [sys.executable, "-m", "ziglang", "ld.lld", "-shared", str(compiled), "-o", str(partial)]
@@ -128,10 +130,14 @@ def build_image(source, gpu):
 
 
 def build_images():
-    """The GPU kernels, which csrc/<gpu>.c embeds."""
-    sources = [(source, gpu) for gpu in GPUS for source in sorted((ROOT / "kernels").glob(f"*_{gpu}.c"))]
+    """The device kernels, which the host sources of kernels/ embed."""
+    jobs = [
+        (folder / source, section)
+        for folder, section in folder_sections("device")
+        for source in section["sources"].split()
+    ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(build_image, *zip(*sources, strict=True)))
+        list(pool.map(build_image, *zip(*jobs, strict=True)))
 
 
 def has_python_headers():
@@ -179,20 +185,17 @@ class BuildExt(build_ext):
     def build_library(self, output):
         command = compiler("cc")
         build_images()
-        jobs = [(source, [], "") for source in ONCE_SOURCES]
-        for level, flags in CPU_LEVELS.items():
-            jobs += [(source, [*flags, f"-DMX_LEVEL={level}"], level) for source in LEVEL_SOURCES]
 
         def compile_one(job):
-            source, flags, level = job
-            result = self.temp / f"{Path(source).stem}{'.' + level if level else ''}.o"
+            source, flags, stem = job
+            result = self.temp / f"{stem}.o"
             self.spawn_checked(
                 [*command, *CFLAGS, *flags, *env_flags("CFLAGS"), "-c", str(ROOT / source), "-o", str(result)]
             )
             return str(result)
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(compile_one, jobs))
+            objects = list(pool.map(compile_one, host_objects()))
         self.link([*command, "-shared", "-Wl,-soname,libmxfp8.so", *objects, "-lm"], output)
 
     def build_inspect(self, output):
@@ -215,7 +218,7 @@ class BuildExt(build_ext):
 
 
 class Tidy(Command):
-    """Runs clang-tidy (checks: .clang-tidy) over every C source as each level compiles it."""
+    """Runs clang-tidy (checks: .clang-tidy) over every C source, with each of the flags that it is compiled with."""
 
     user_options: ClassVar[list[tuple[str, str, str]]] = []
 
@@ -230,9 +233,10 @@ class Tidy(Command):
         search = subprocess.run([*compiler("cc"), "-E", "-v", "-x", "c", os.devnull], capture_output=True, text=True)
         listed = search.stderr.split("search starts here:")[-1].split("End of search list")[0]
         includes = [word for path in listed.split() for word in ("-isystem", path)]
-        for flags, sources in [([], ONCE_SOURCES), ([], EMU_SOURCES)] + [
-            ([*flags, f"-DMX_LEVEL={level}"], LEVEL_SOURCES) for level, flags in CPU_LEVELS.items()
-        ]:
+        sources_of = {(): EMU_SOURCES}
+        for source, flags, _ in host_objects():
+            sources_of.setdefault(tuple(flags), []).append(source)
+        for flags, sources in sources_of.items():
             compile_flags = ["-std=gnu23", f"--embed-dir={IMAGES}", *flags, "-nostdinc", *includes]
             tidy = ["clang-tidy", "--quiet", *sources, "--", *compile_flags]
             subprocess.run([str(Path(sys.executable).with_name(tidy[0])), *tidy[1:]], cwd=ROOT, check=True)
@@ -244,7 +248,7 @@ def env_flags(name):
 
 setup(
     ext_modules=[
-        Extension("mxfp8_moe.libmxfp8", [*ONCE_SOURCES, *LEVEL_SOURCES]),
+        Extension("mxfp8_moe.libmxfp8", [source for source, _, _ in host_objects()]),
         Extension("mxfp8_moe._inspect", ["csrc/inspect.cpp"]),
     ],
     cmdclass={"build_ext": BuildExt, "tidy": Tidy},

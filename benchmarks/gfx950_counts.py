@@ -20,22 +20,25 @@ import numpy as np
 from benchmarks.args import Depth, Rows
 
 ROOT = Path(__file__).parents[1]
-KERNELS = ROOT / "kernels"
+KERNELS = ROOT / "kernels" / "gfx950"
 BUILD = ROOT / "build" / "report"
 EMULATOR = ROOT / "build" / "emu" / "libmxfp8_emu.so"
 ZIG = [sys.executable, "-m", "ziglang"]
 HOST = """
-#include "gfx950.h"
+#include "plan.h"
 #define EXPORT __attribute__((visibility("default")))
-static const struct mx_gfx950_kernel rows_lines[] = {MX_GFX950_ROWS_KERNELS(MX_GFX950_KERNEL_LINE)};
-static const struct mx_gfx950_kernel depth_lines[] = {MX_GFX950_DEPTH_KERNELS(MX_GFX950_KERNEL_LINE)};
 EXPORT void plan_rows(const struct mx_rows_args *a, int kernel, struct mx_gfx950_plan *to)
-{ *to = mx_gfx950_plan_rows(a, 0, rows_lines + kernel); }
+{ *to = mx_gfx950_plan_rows(a, 0, mx_gfx950_rows_kernels + kernel); }
 EXPORT void plan_depth(const struct mx_depth_args *a, int kernel, struct mx_gfx950_plan *to)
-{ *to = mx_gfx950_plan_depth(a, 0, depth_lines + kernel); }
-#define NAME(name, ...) #name,
-EXPORT const char *rows_kernels[] = {MX_GFX950_ROWS_KERNELS(NAME) 0};
-EXPORT const char *depth_kernels[] = {MX_GFX950_DEPTH_KERNELS(NAME) 0};
+{ *to = mx_gfx950_plan_depth(a, 0, mx_gfx950_depth_kernels + kernel); }
+#define ROWS_KERNEL(name, ...) #name,
+EXPORT const char *rows_kernels[] = {
+#include "kernels.def"
+    0};
+#define DEPTH_KERNEL(name, ...) #name,
+EXPORT const char *depth_kernels[] = {
+#include "kernels.def"
+    0};
 EXPORT int choose_rows(const struct mx_rows_args *a) { return mx_gfx950_choose_rows(a); }
 EXPORT int choose_depth(const struct mx_depth_args *a) { return mx_gfx950_choose_depth(a); }
 EXPORT int64_t padded_tokens(int64_t m, int64_t groups) { return mx_padded_tokens(m, groups); }
@@ -131,7 +134,9 @@ def _host() -> ctypes.CDLL:
 
 
 def _image(name: str) -> bytes:
-    return (ROOT / "build" / "kernels" / f"{name}.hsaco").read_bytes()  # as the build embeds it in the library
+    return (
+        ROOT / "build" / "kernels" / "gfx950" / f"{name}.hsaco"
+    ).read_bytes()  # as the build embeds it in the library
 
 
 def _check(code: int) -> None:
@@ -212,8 +217,8 @@ def run_tiles(name: str, bodies: int, square: int = 1) -> tuple[ctypes.c_void_p,
     if square > 1:
         plan.blocks = XCDS
     plan.workspace = _buffer(np.zeros(plan.bytes, np.uint8))
-    _launch(_function(_image("prepare_gfx950"), f"mx_prepare_{op}_gfx950"), plan.prepare_blocks, args, plan)
-    function = _function(_image("gemm_gfx950"), name)
+    _launch(_function(_image("prepare"), f"mx_prepare_{op}_gfx950"), plan.prepare_blocks, args, plan)
+    function = _function(_image("gemm"), name)
     _library().emu_reset_counters()
     _launch(function, 1, args, plan)  # block 0; the plan has more blocks, which have no tiles
     return function, {c: _library().emu_counter(c.encode()) for c in COUNTERS}

@@ -240,13 +240,13 @@ struct mx_gpu_driver mx_cuda = {
 
 // A matrix without elements has no map; no kernel asks for it.
 static int encode_map(struct mx_gpu_driver *driver, const struct mx_gpu_map *map, struct mx_error *error) {
-    enum { UINT8 = 0, RANK = 2, NO_INTERLEAVE = 0, SWIZZLE_64B = 2, PROMOTE_128B = 2, ZEROS = 0 }; // CUtensorMap*
+    enum { UINT8 = 0, RANK = 2, NO_INTERLEAVE = 0, PROMOTE_128B = 2, ZEROS = 0 }; // CUtensorMap*
     const uint64_t sizes[RANK] = {(uint64_t)map->row_bytes, (uint64_t)map->rows}, stride = (uint64_t)map->row_bytes;
     const uint32_t box[RANK] = {map->box_bytes, map->box_rows}, steps[RANK] = {1, 1};
     if (!map->rows || !map->row_bytes)
         return 0;
     return TRY(driver, error, encode_map, map->encoded, UINT8, RANK, map->base, sizes, &stride, box, steps,
-               NO_INTERLEAVE, SWIZZLE_64B, PROMOTE_128B, ZEROS);
+               NO_INTERLEAVE, map->swizzle, PROMOTE_128B, ZEROS);
 }
 
 // ----------------------------------------------------------------------------------------------------------- opening

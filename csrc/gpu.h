@@ -1,5 +1,6 @@
 // What the GPU backends share: drivers found at run time, modules loaded once per device, launches on torch's stream.
-// A backend's file (gfx950.c, sm90.c) holds its struct mx_gpu, the launches of each op, and its struct mx_backend.
+// A chip's launch.c, in its folder of kernels/, holds its struct mx_gpu, the launches of each op, and its struct
+// mx_backend.
 #pragma once
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -16,7 +17,7 @@ struct mx_gpu_kernel {
     int32_t shared; // bytes of dynamic shared memory
 };
 
-// The kernels that every GPU has. MX_GPU_GEMM is the first of its own, which follow.
+// The kernels that every GPU has, the first of its kernels; its own follow.
 enum mx_gpu_common_kernel {
     MX_GPU_PREPARE_ROWS,
     MX_GPU_PREPARE_DEPTH,
@@ -24,14 +25,8 @@ enum mx_gpu_common_kernel {
     MX_GPU_QUANTIZE_COLS = MX_GPU_QUANTIZE_ROWS + 2,
     MX_GPU_QUANTIZE_BOTH = MX_GPU_QUANTIZE_COLS + 2,
     MX_GPU_ZERO_PADDING = MX_GPU_QUANTIZE_BOTH + 2,
-    MX_GPU_GEMM,
+    MX_GPU_OWN_KERNELS,
 };
-#define MX_GPU_COMMON_KERNELS(arch, prepare, quantize)                                                                 \
-    {"mx_prepare_rows_" #arch, prepare, 0}, {"mx_prepare_depth_" #arch, prepare, 0},                                   \
-        {"mx_quantize_rows_bf16_" #arch, quantize, 0}, {"mx_quantize_rows_f32_" #arch, quantize, 0},                   \
-        {"mx_quantize_cols_bf16_" #arch, quantize, 0}, {"mx_quantize_cols_f32_" #arch, quantize, 0},                   \
-        {"mx_quantize_both_bf16_" #arch, quantize, 0}, {"mx_quantize_both_f32_" #arch, quantize, 0},                   \
-        {"mx_zero_padding_" #arch, quantize, 0},
 
 struct mx_gpu_driver; // csrc/gpu.c's table of a driver's functions
 extern struct mx_gpu_driver mx_hip, mx_hip_emulator, mx_cuda;
@@ -73,13 +68,14 @@ static inline struct mx_gpu_span mx_gpu_writes(const void *data, int64_t bytes) 
 
 static inline int64_t mx_type_bytes(int32_t type) { return type == MX_F32 ? 4 : 2; }
 
-// A CUDA tensor map of a matrix of bytes, rows `row_bytes` apart: boxes of box_rows x box_bytes, swizzled by 64 bytes,
-// zeros outside the matrix. It is a parameter of the kernels; `encoded` is where, 128 bytes, 64-byte aligned.
+// A CUDA tensor map of a matrix of bytes, rows `row_bytes` apart: boxes of box_rows x box_bytes, zeros outside the
+// matrix. It is a parameter of the kernels; `encoded` is where, 128 bytes, 64-byte aligned.
 struct mx_gpu_map {
     void *encoded;
     const void *base;
     int64_t rows, row_bytes;
     uint32_t box_rows, box_bytes;
+    enum mx_gpu_swizzle { MX_GPU_SWIZZLE_NONE, MX_GPU_SWIZZLE_32B, MX_GPU_SWIZZLE_64B, MX_GPU_SWIZZLE_128B } swizzle;
 };
 
 // A whole call: its launches, in order, and what they all get.

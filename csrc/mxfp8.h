@@ -42,16 +42,5 @@ struct mx_backend {
     int64_t (*gemm_depth_workspace)(const struct mx_depth_args *, const struct mx_exec *);
 };
 
-// csrc/cpu.c and kernels/*_cpu.c are compiled once per line: name, whether this build holds it.
-#if defined(__x86_64__)
-#define MX_CPU_LEVELS(X) X(avx512) X(avx2) X(portable)
-#else
-#define MX_CPU_LEVELS(X) X(portable)
-#endif
-#define MX_DECLARE_CPU_BACKEND(level) extern const struct mx_backend mx_cpu_##level;
-MX_CPU_LEVELS(MX_DECLARE_CPU_BACKEND)
-#undef MX_DECLARE_CPU_BACKEND
-extern const struct mx_backend mx_gfx950, mx_gfx950_emulator, mx_sm90;
-
-// All backends of this build, best first; the count goes to *count. Exported for the inspection module.
+// All backends of this build (backends.c), best first; the count goes to *count. Exported for the inspection module.
 [[gnu::visibility("default")]] const struct mx_backend *const *mx_backends(int *count);

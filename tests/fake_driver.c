@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 #include "../csrc/mxfp8.h"
-#include "../kernels/gfx950.h"
-#include "../kernels/sm90.h"
+#include "../kernels/gfx950/plan.h"
+#include "../kernels/sm90/plan.h"
 
 #define EXPORT [[gnu::visibility("default")]]
 
@@ -23,6 +23,8 @@ int mx_fail(struct mx_error *error, const char *format, ...) {
     va_end(arguments);
     return 1;
 }
+
+extern const struct mx_backend mx_gfx950, mx_gfx950_emulator, mx_sm90;
 
 EXPORT const struct mx_backend *fake_backend(const char *name) {
     static const struct mx_backend *const backends[] = {&mx_gfx950, &mx_gfx950_emulator, &mx_sm90};

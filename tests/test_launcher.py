@@ -1,4 +1,4 @@
-"""The GPU launcher (csrc/gpu.c, gfx950.c, sm90.c) on drivers that only write down their calls (fake_driver.c).
+"""The GPU launcher (csrc/gpu.c, launch.c of gfx950 and sm90) on drivers that only write down their calls (fake_driver.c).
 
 It is the product's own source, compiled with the names of the dynamic loader's functions replaced. No GPU, and no
 kernel: what is tested is which calls reach the driver, in which order, on which device, and what becomes of a failure.
@@ -60,7 +60,7 @@ class Driver(NamedTuple):
 
 HIP = Driver(
     backend="gfx950",
-    source="csrc/gfx950.c",
+    source="kernels/gfx950/launch.c",
     suffix="gfx950",
     architecture="gfx950:sramecc+:xnack-",
     error=f"hipErrorTest (text of {CODE})",
@@ -79,7 +79,7 @@ HIP = Driver(
 EMULATOR = HIP._replace(backend="gfx950-emu")
 CUDA = Driver(
     backend="sm_90",
-    source="csrc/sm90.c",
+    source="kernels/sm90/launch.c",
     suffix="sm90",
     architecture="9.0",
     error=f"CUDA_ERROR_TEST (text of {CODE})",
@@ -249,6 +249,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("ziglang", reason="the launcher is compiled anew by the pinned clang")
     folder = tmp_path_factory.mktemp("launcher")
     for image in HIP.images + CUDA.images:
+        (folder / image).parent.mkdir(exist_ok=True)
         (folder / image).write_bytes(image.encode().ljust(64, b"\0"))
     renamed = [f"-D{name}=fake_{name}" for name in ("dlopen", "dlsym", "dlerror")]
     compiler = [sys.executable, "-m", "ziglang", "cc", "-std=gnu23", "-O1", "-fPIC", "-fvisibility=hidden",
@@ -256,7 +257,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     objects = []
     sources = {"csrc/gpu.c": renamed, HIP.source: [], CUDA.source: [], "tests/fake_driver.c": []}
     for source, flags in sources.items():
-        objects.append(str(folder / (Path(source).stem + ".o")))
+        objects.append(str(folder / (source.replace("/", "_") + ".o")))
         subprocess.run([*compiler, *flags, "-c", str(ROOT / source), "-o", objects[-1]], check=True)
     library = folder / "launcher.so"
     subprocess.run([*compiler, "-shared", *objects, "-o", str(library), "-lpthread"], check=True)
@@ -414,7 +415,7 @@ def test_gemm_is_prepare_then_gemm(new, driver, op, args, kernel, prepare_thread
     assert prepare_blocks != blocks, "or a test that mixes them up would pass"
     assert (prepare.grid, gemm.grid) == (f"{prepare_blocks} 1 1", f"{blocks} 1 1")
     images = dict(line.split(" of ") for line in launcher.log(driver.function))
-    image_of = {name.split("_")[0]: name[:16] for name in driver.images}  # the image's first 16 bytes
+    image_of = {Path(name).stem: name[:16] for name in driver.images}  # the image's first 16 bytes
     assert images[prepare.kernel] == f"{image_of['prepare']} on 2"
     assert images[gemm.kernel] == f"{image_of['gemm']} on 2"
 

@@ -43,7 +43,7 @@ def result_position(lane: int, register: int) -> tuple[int, int]:
 
 
 class _Args(ctypes.Structure):
-    """struct mx_gfx950_probe_args (kernels/probe_gfx950.h)."""
+    """struct mx_gfx950_probe_args (kernels/gfx950/probe.h)."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("a", "b", "a_scale", "b_scale", "c", "d", "offset", "from_", "loaded",

@@ -1,6 +1,6 @@
 """Runs whole calls (prepare, then GEMM) of the gfx950 code objects on the emulator, as the package's launcher does.
 
-The plan and the choice of kernel come from the product's own header: a small host library is built from gfx950.h.
+The plan and the choice of kernel come from the product's own header: a small host library is built from plan.h.
 """
 
 from __future__ import annotations
@@ -24,32 +24,47 @@ from benchmarks.gfx950_counts import Plan, persistent
 
 KERNELS = ROOT / "kernels"
 BUILD = ROOT / "build" / "gfx950"
-HOST_COMPILE = [*ZIG, "cc", "-std=gnu23", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-I", KERNELS]
-SOURCES = ("gemm_gfx950", "prepare_gfx950", "quantize_gfx950")
+HOST_COMPILE = [
+    *ZIG,
+    "cc",
+    "-std=gnu23",
+    "-O1",
+    "-shared",
+    "-fPIC",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-I",
+    KERNELS / "gfx950",
+]
+SOURCES = ("gemm", "prepare", "quantize")
 HOST = """
-#include "gfx950.h"
+#include "plan.h"
 #include <stddef.h>
 #define EXPORT __attribute__((visibility("default")))
 EXPORT int tile_bytes = sizeof(struct mx_gfx950_tile);
 EXPORT int rows_bytes = sizeof(struct mx_rows_args), depth_bytes = sizeof(struct mx_depth_args);
 EXPORT int plan_bytes = sizeof(struct mx_gfx950_plan);
-static const struct mx_gfx950_kernel rows_lines[] = {MX_GFX950_ROWS_KERNELS(MX_GFX950_KERNEL_LINE)};
-static const struct mx_gfx950_kernel depth_lines[] = {MX_GFX950_DEPTH_KERNELS(MX_GFX950_KERNEL_LINE)};
 EXPORT void plan_rows(const struct mx_rows_args *a, void *ws, int kernel, struct mx_gfx950_plan *to)
-{ *to = mx_gfx950_plan_rows(a, ws, rows_lines + kernel); }
+{ *to = mx_gfx950_plan_rows(a, ws, mx_gfx950_rows_kernels + kernel); }
 EXPORT void plan_depth(const struct mx_depth_args *a, void *ws, int kernel, struct mx_gfx950_plan *to)
-{ *to = mx_gfx950_plan_depth(a, ws, depth_lines + kernel); }
+{ *to = mx_gfx950_plan_depth(a, ws, mx_gfx950_depth_kernels + kernel); }
 EXPORT int choose_rows(const struct mx_rows_args *a) { return mx_gfx950_choose_rows(a); }
 EXPORT int choose_depth(const struct mx_depth_args *a) { return mx_gfx950_choose_depth(a); }
-#define NAME(name, ...) #name,
-EXPORT const char *rows_kernels[] = {MX_GFX950_ROWS_KERNELS(NAME) 0};
-EXPORT const char *depth_kernels[] = {MX_GFX950_DEPTH_KERNELS(NAME) 0};
+#define ROWS_KERNEL(name, ...) #name,
+EXPORT const char *rows_kernels[] = {
+#include "kernels.def"
+    0};
+#define DEPTH_KERNEL(name, ...) #name,
+EXPORT const char *depth_kernels[] = {
+#include "kernels.def"
+    0};
 """
 
 
 def built(stem: str, suffix: str, source: str, make: Callable[[Path], None]) -> Path:
     """The file that `make` builds from a source text and the headers; kept under their hash."""
-    text = source + "".join(h.read_text() for h in sorted(KERNELS.glob("*.h")))
+    text = source + "".join(h.read_text() for h in sorted(KERNELS.glob("**/*.[hd]*")))
     out = BUILD / f"{stem}_{hashlib.sha256(text.encode()).hexdigest()[:16]}{suffix}"
     if not out.exists():
         BUILD.mkdir(parents=True, exist_ok=True)
@@ -61,7 +76,7 @@ def built(stem: str, suffix: str, source: str, make: Callable[[Path], None]) -> 
 
 def code_object(name: str) -> Path:
     """As the build made it to be embedded in the library."""
-    return ROOT / "build" / "kernels" / f"{name}.hsaco"
+    return ROOT / "build" / "kernels" / "gfx950" / f"{name}.hsaco"
 
 
 @functools.cache
@@ -135,8 +150,8 @@ def call(
     plan.workspace = workspace.ptr
     try:
         for code, name, grid in (
-            (module("prepare_gfx950"), f"mx_prepare_{op}_gfx950", plan.prepare_blocks),
-            (gemm or module("gemm_gfx950"), kernel, plan.blocks),
+            (module("prepare"), f"mx_prepare_{op}_gfx950", plan.prepare_blocks),
+            (gemm or module("gemm"), kernel, plan.blocks),
         ):
             launch_struct(code.function(name), grid, args, plan)
     finally:

@@ -287,7 +287,7 @@ def kernels() -> list[str]:
 def path_of(kernel: str) -> Path:
     """Its code object."""
     stem = next((s for s in ("gemm", "prepare") if s in kernel), "quantize")
-    return harness.code_object(f"{stem}_gfx950")
+    return harness.code_object(stem)
 
 
 def subject(kernel: str) -> Subject:
@@ -317,7 +317,7 @@ def subject(kernel: str) -> Subject:
         cases.append(([2], n, depth, 0, 0) if op == "rows" else ([depth - 3], 2, n, 0, 0, False))
     if persistent(kernel):
         cases += PERSISTENT_ROWS if op == "rows" else PERSISTENT_DEPTH
-    calls = [call(n, "gemm_gfx950", kernel, case) for n, case in enumerate(cases)]
+    calls = [call(n, "gemm", kernel, case) for n, case in enumerate(cases)]
     return Subject(path_of(kernel), kernel, calls)
 
 
@@ -329,8 +329,8 @@ def prepare_calls(op: str, call: Callable) -> list[Callable[[Module], list[np.nd
     def gemm_kernel(number: int) -> str:
         return f"mx_gemm_{op}_gfx950_{'128x128' if number % 4 == 3 else '256x320'}_f32_any"
 
-    calls = [call(n, "prepare_gfx950", gemm_kernel(n), case) for n, case in enumerate(cases)]
+    calls = [call(n, "prepare", gemm_kernel(n), case) for n, case in enumerate(cases)]
     case = (PERSISTENT_ROWS if op == "rows" else PERSISTENT_DEPTH)[0]
-    calls.insert(0, call(0, "prepare_gfx950", f"mx_gemm_{op}_gfx950_256x256_bf16_persistent", case))
-    calls[-2:-2] = [bad_offs_call(n, op, "prepare_gfx950", gemm_kernel(n)) for n in range(len(BAD_OFFS))]
+    calls.insert(0, call(0, "prepare", f"mx_gemm_{op}_gfx950_256x256_bf16_persistent", case))
+    calls[-2:-2] = [bad_offs_call(n, op, "prepare", gemm_kernel(n)) for n in range(len(BAD_OFFS))]
     return calls

@@ -54,11 +54,11 @@ def turns(body):
 
 
 def kernel(name):
-    return kernels_of("gemm_gfx950")[name]
+    return kernels_of("gemm")[name]
 
 
 def test_every_kernel_is_there():
-    assert set(GEMM) == set(kernels_of("gemm_gfx950"))
+    assert set(GEMM) == set(kernels_of("gemm"))
     print(f"\n{'kernel':42} loop prologue epilogue  bytes regs")
     for name in GEMM:
         k = kernel(name)
@@ -71,7 +71,7 @@ def test_every_kernel_is_there():
                 print(
                     f"{'and the turn after the loop, then from tile to tile':42} {end - start:4} {len(body.between):8}"
                 )
-    assert set(kernels_of("prepare_gfx950")) == {"mx_prepare_rows_gfx950", "mx_prepare_depth_gfx950"}
+    assert set(kernels_of("prepare")) == {"mx_prepare_rows_gfx950", "mx_prepare_depth_gfx950"}
 
 
 @gemm
@@ -135,5 +135,5 @@ def test_epilogue(name):
 
 @pytest.mark.parametrize("name", ["mx_prepare_rows_gfx950", "mx_prepare_depth_gfx950"])
 def test_prepare_resources(name):
-    r = kernels_of("prepare_gfx950")[name].resources
+    r = kernels_of("prepare")[name].resources
     assert r["vgpr_spill_count"] == r["sgpr_spill_count"] == r["private_segment_fixed_size"] == 0

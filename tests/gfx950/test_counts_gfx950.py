@@ -11,7 +11,7 @@ from benchmarks import gfx950_model as model
 
 @pytest.mark.parametrize("name", ["mx_gemm_rows_gfx950_128x256_bf16", "mx_gemm_depth_gfx950_256x256_f32"])
 def test_counts(name: str) -> None:
-    c, k = counts.count(name), kernels_of("gemm_gfx950")[name]
+    c, k = counts.count(name), kernels_of("gemm")[name]
     (body,) = k.bodies
     start, end = body.loop
     assert sum(c.body.values()) == end - start
@@ -29,7 +29,7 @@ def test_counts(name: str) -> None:
 def test_persistent_counts(op: str) -> None:
     """A further tile takes what stands around the turns, but for what it skips."""
     name = f"mx_gemm_{op}_gfx950_256x256_bf16_persistent"
-    c, k = counts.count(name), kernels_of("gemm_gfx950")[name]
+    c, k = counts.count(name), kernels_of("gemm")[name]
     (body,) = k.bodies
     assert sum(c.body.values()) == body.loop[1] - body.loop[0]
     assert c.counters["dma_bytes"] == 512 * 256

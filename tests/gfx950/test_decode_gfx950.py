@@ -5,6 +5,6 @@ from harness import SOURCES, code_object
 from listing import compare
 
 
-@pytest.mark.parametrize("source", [*SOURCES, "probe_gfx950"])
+@pytest.mark.parametrize("source", [*SOURCES, "probe"])
 def test_decode_equals_objdump(source):
     assert compare(code_object(source)) > 100

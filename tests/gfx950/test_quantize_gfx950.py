@@ -1,4 +1,4 @@
-"""quantize_gfx950.c on the emulator: every byte that the CPU op writes.
+"""kernels/gfx950/quantize.c on the emulator: every byte that the CPU op writes.
 
 Outputs hold the complement of what is expected before. Buffers have exactly their size, so the emulator stops on any
 access out of bounds, as on every hazard and LDS race.
@@ -51,7 +51,7 @@ class PaddingArgs(ctypes.Structure):
 
 @functools.cache
 def kernel(name: str):
-    return module("quantize_gfx950").function(name)
+    return module("quantize").function(name)
 
 
 def padded_tokens(m: int, groups: int) -> int:
@@ -388,7 +388,7 @@ def test_zero_padding(rows, depth, offs, height):
 
 def test_no_spills():
     notes = subprocess.run(
-        ["llvm-readelf-22", "--notes", code_object("quantize_gfx950")], capture_output=True, text=True, check=True
+        ["llvm-readelf-22", "--notes", code_object("quantize")], capture_output=True, text=True, check=True
     ).stdout
     for key in ("private_segment_fixed_size", "sgpr_spill_count", "vgpr_spill_count"):
         assert set(re.findall(rf"\.{key}: *(\d+)", notes)) == {"0"}, key

@@ -16,15 +16,15 @@ import pytest
 
 import mxfp8_moe
 
-BUILT = Path(__file__).resolve().parents[2] / "build" / "kernels"  # as the build embeds them
+BUILT = Path(__file__).resolve().parents[2] / "build" / "kernels" / "sm90"  # as the build embeds them
 KERNELS = {
-    "prepare_sm90": {"mx_prepare_rows_sm90": 256, "mx_prepare_depth_sm90": 256},
-    "quantize_sm90": dict.fromkeys(
+    "prepare": {"mx_prepare_rows_sm90": 256, "mx_prepare_depth_sm90": 256},
+    "quantize": dict.fromkeys(
         [f"mx_quantize_{way}_{x}_sm90" for way in ("rows", "cols", "both") for x in ("bf16", "f32")]
         + ["mx_zero_padding_sm90"],
         256,
     ),
-    "gemm_sm90": {"mx_gemm_rows_sm90": 512, "mx_gemm_rows_sm90_swapped": 512, "mx_gemm_depth_sm90": 512},
+    "gemm": {"mx_gemm_rows_sm90": 512, "mx_gemm_rows_sm90_swapped": 512, "mx_gemm_depth_sm90": 512},
 }
 stems = pytest.mark.parametrize("stem", KERNELS)
 
@@ -76,6 +76,6 @@ def test_nothing_is_serialized(stem: str) -> None:
 
 def test_main_loop() -> None:
     """Each GEMM kernel has one pipelined loop: four groups of four wgmma."""
-    for body in text("gemm_sm90").split(".entry ")[1:]:
+    for body in text("gemm").split(".entry ")[1:]:
         assert body.count("wgmma.mma_async") == 16
         assert body.count("wgmma.commit_group") == 4

@@ -1,6 +1,6 @@
-"""The sm_90 prepare kernels, run on the host, against a plain reference of what sm90.h says of the workspace.
+"""The sm_90 prepare kernels, run on the host, against a plain reference of what plan.h says of the workspace.
 
-The kernels' own source is compiled for the host with a stand-in for its device header (host_device_sm90.h). All of the
+The kernels' own source is compiled for the host with a stand-in for its device header (host_device.h). All of the
 workspace that the GEMMs read is compared, bit by bit.
 """
 
@@ -21,7 +21,7 @@ import pytest
 from benchmarks.args import Depth, Rows
 
 HERE = Path(__file__).resolve().parent
-KERNELS = HERE.parents[1] / "kernels"
+KERNELS = Path(__file__).resolve().parents[2] / "kernels" / "sm90"
 P, Q, ROW_BLOCK, STEP, BLOCK = 256, 128, 128, 128, 32
 WINDOW, EXACT, SORTED_GROUPS, RASTER = 22, 255, 1024, 8
 TILE = np.dtype([("out", "i8"), ("bias", "i8")] + [(name, "i4") for name in (
@@ -37,13 +37,13 @@ class Layout(ctypes.Structure):
 def lib(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     pytest.importorskip("ziglang", reason="the kernels are compiled for the host by the pinned clang")
     folder = tmp_path_factory.mktemp("prepare")
-    shutil.copy(KERNELS / "prepare_sm90.c", folder)
-    shutil.copy(HERE / "host_device_sm90.h", folder / "device_sm90.h")
-    shutil.copy(HERE / "host_prepare_sm90.c", folder)
+    shutil.copy(KERNELS / "prepare.c", folder)
+    shutil.copy(HERE / "host_device.h", folder / "device.h")
+    shutil.copy(HERE / "host_prepare.c", folder)
     flags = ["-std=gnu23", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror",
              "-fsanitize=undefined", "-fsanitize-trap=undefined", "-U_FORTIFY_SOURCE", "-I", str(KERNELS)]  # fmt: skip
     out = folder / "prepare.so"
-    command = [sys.executable, "-m", "ziglang", "cc", *flags, str(folder / "host_prepare_sm90.c"), "-o", str(out)]
+    command = [sys.executable, "-m", "ziglang", "cc", *flags, str(folder / "host_prepare.c"), "-o", str(out)]
     subprocess.run(command, check=True)
     lib = ctypes.CDLL(str(out))
     for plan in (lib.plan_rows, lib.plan_depth):

@@ -1,4 +1,4 @@
-// gfx950 (MI355X) grouped MXFP8 GEMMs. Launch, workspace and the table of kernels: gfx950.h.
+// gfx950 (MI355X) grouped MXFP8 GEMMs. Launch, workspace and the table of kernels: plan.h.
 //
 //   mx_gemm_rows_gfx950_<rows>x<columns>_*(struct mx_rows_args, struct mx_gfx950_plan)
 //   mx_gemm_depth_gfx950_<rows>x<columns>_*(struct mx_depth_args, struct mx_gfx950_plan)
@@ -9,7 +9,7 @@
 // nothing but the tile's own operands.
 //
 // Operands: E4M3, rows `stride` bytes apart (k of gemm_rows, depth of gemm_depth), 16-byte aligned bases, strides and
-// depths multiples of 32, stride <= MX_GFX950_MAX_DEPTH. Scales: prepare's order (gfx950.h). Output: aligned to its
+// depths multiples of 32, stride <= MX_GFX950_MAX_DEPTH. Scales: prepare's order (plan.h). Output: aligned to its
 // element (`any`) or to 16 bytes with rows of whole 8 elements; rows of up to MX_GFX950_MAX_COLS elements.
 // Tails: rows past extent.rows, columns past extent.cols and the contraction past extent.depth are neither read nor
 // written here: the loads' offsets for them are out of the buffer's bounds, which makes the operand 0, and so are the
@@ -44,7 +44,7 @@
 // after pieces of 8 columns is stored by elements.
 //
 // Sources: CDNA4 ISA, chapters 7 (matrix instructions, scales), 9 (buffer resources, fills), 11 (LDS: 64 banks).
-#include "device_gfx950.h"
+#include "device.h"
 
 enum { TILE_BUFFER_BYTES = 16384, EXTRA_BUFFER_BYTES = 4096 };
 #define TILE_BUFFER(name, bytes) static LDS char name[bytes] __attribute__((aligned(1024), loader_uninitialized))
@@ -312,7 +312,7 @@ INLINE void clear_extra(f32x4 c[4], u64x2 zero) {
 
 // ---- output ----
 
-// How a kernel writes its tile: constants of one line of the kernel tables in gfx950.h.
+// How a kernel writes its tile: constants of one line of kernels.def.
 struct output {
     enum mx_type type;
     bool add;  // to what is there
@@ -909,17 +909,20 @@ INLINE void run_tiles(const struct mx_gfx950_plan *plan, int64_t stride, int64_t
     __builtin_amdgcn_endpgm();
 }
 
-#define DEFINE_ROWS(name, tile_rows, tile_cols, type, add, any, persistent)                                            \
+INLINE struct output output_of(enum mx_type type, int32_t flags, bool bias) {
+    return (struct output){type, flags & ADD, bias, flags & ANY};
+}
+
+#define ROWS_KERNEL(name, tile_rows, tile_cols, type, flags)                                                           \
     KERNEL void name(struct mx_rows_args args, struct mx_gfx950_plan plan) {                                           \
-        if (persistent)                                                                                                \
-            run_tiles(&plan, args.k, args.n, (struct output){type, add, any, any});                                    \
-        run_tile(&plan, tile_rows, tile_cols, args.k, args.n, (struct output){type, add, any, any});                   \
+        if ((flags) & PERSISTENT)                                                                                      \
+            run_tiles(&plan, args.k, args.n, output_of(type, flags, (flags) & ANY));                                   \
+        run_tile(&plan, tile_rows, tile_cols, args.k, args.n, output_of(type, flags, (flags) & ANY));                  \
     }
-#define DEFINE_DEPTH(name, tile_rows, tile_cols, type, add, any, persistent)                                           \
+#define DEPTH_KERNEL(name, tile_rows, tile_cols, type, flags)                                                          \
     KERNEL void name(struct mx_depth_args args, struct mx_gfx950_plan plan) {                                          \
-        if (persistent)                                                                                                \
-            run_tiles(&plan, args.depth, args.k, (struct output){type, add, false, any});                              \
-        run_tile(&plan, tile_rows, tile_cols, args.depth, args.k, (struct output){type, add, false, any});             \
+        if ((flags) & PERSISTENT)                                                                                      \
+            run_tiles(&plan, args.depth, args.k, output_of(type, flags, false));                                       \
+        run_tile(&plan, tile_rows, tile_cols, args.depth, args.k, output_of(type, flags, false));                      \
     }
-MX_GFX950_ROWS_KERNELS(DEFINE_ROWS)
-MX_GFX950_DEPTH_KERNELS(DEFINE_DEPTH)
+#include "kernels.def"

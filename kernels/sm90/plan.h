@@ -3,7 +3,7 @@
 // A GEMM call is two launches on one stream:
 //   mx_prepare_<op>_sm90  (struct mx_<op>_args, struct mx_sm90_plan)
 //       grid plan.prepare_blocks, MX_SM90_PREPARE_THREADS threads, no dynamic shared memory
-//   mx_gemm_depth_sm90 or a line of MX_SM90_ROWS_KERNELS
+//   a ROWS_KERNEL or DEPTH_KERNEL of kernels.def
 //       (struct mx_<op>_args, struct mx_sm90_plan, struct mx_sm90_maps)
 //       grid plan.blocks, MX_SM90_THREADS threads, MX_SM90_SHARED_BYTES of dynamic shared memory; may start before
 //       prepare has ended, for whose end it waits
@@ -29,7 +29,7 @@
 //   p_ref    [row blocks][128 rows] the reference, or MX_SM90_EXACT; gemm_depth: [groups][row blocks][128 rows]
 //   q_ref    the same for Q
 #pragma once
-#include "mx_args.h"
+#include "../mx_args.h"
 
 enum {
     MX_SM90_THREADS = 512,
@@ -46,12 +46,6 @@ enum {
     MX_SM90_SHARED_BYTES = 220 * 1024,
     MX_SM90_MAX_EXTENT = INT32_MAX - MX_SM90_P, // an operand's rows, and elements of a row: coordinates are 32-bit
 };
-
-// Every GEMM kernel of gemm_rows: name, whether P and Q are swapped. gemm_depth has one, mx_gemm_depth_sm90. Each takes
-// any output.
-#define MX_SM90_ROWS_KERNELS(X)                                                                                        \
-    X(mx_gemm_rows_sm90, 0)                                                                                            \
-    X(mx_gemm_rows_sm90_swapped, 1)
 
 // One tensor map to encode with cuTensorMapEncodeTiled: uint8, rank 2, dimensions {row_bytes, rows}, stride row_bytes,
 // box {64, MX_SM90_ROW_BLOCK}, element strides 1, no interleave, swizzle 64B, L2 promotion 128B, no OOB fill but zeros.

@@ -1,5 +1,5 @@
 // sm_90 (H100, H200) grouped MXFP8 GEMMs. Launch, workspace, the two ways of an element and the table of kernels:
-// sm90.h.
+// plan.h.
 //
 //   mx_gemm_rows_sm90, mx_gemm_rows_sm90_swapped(struct mx_rows_args, struct mx_sm90_plan, struct mx_sm90_maps)
 //   mx_gemm_depth_sm90(struct mx_depth_args, struct mx_sm90_plan, struct mx_sm90_maps)
@@ -30,7 +30,7 @@
 // registers across the main loop, which has none to spare.
 //
 // Sources: PTX ISA 8.8, sections on wgmma (fragments, matrix descriptors), mbarrier and cp.async.bulk.tensor.
-#include "device_sm90.h"
+#include "device.h"
 
 enum {
     P_STAGES = 3,
@@ -1037,7 +1037,7 @@ INLINE struct problem problem_of_rows(struct mx_rows_args args, int swapped) {
         PARAMETER_ADDRESS(p_map, name, 2);                                                                             \
         gemm(problem_of_rows(args, swapped), plan, p_map, (struct kind){swapped, 0});                                  \
     }
-MX_SM90_ROWS_KERNELS(ROWS_KERNEL)
+#include "kernels.def"
 
 KERNEL(mx_gemm_depth_sm90, 512, 1)(const struct mx_depth_args args, const struct mx_sm90_plan plan,
                                    [[maybe_unused]] const struct mx_sm90_maps maps) {

@@ -1,4 +1,4 @@
-// gfx950: what has to be known or moved before a grouped GEMM runs. One launch per call; layouts and launch: gfx950.h.
+// gfx950: what has to be known or moved before a grouped GEMM runs. One launch per call; layouts and launch: plan.h.
 //
 //   mx_prepare_rows_gfx950(struct mx_rows_args, struct mx_gfx950_plan)
 //   mx_prepare_depth_gfx950(struct mx_depth_args, struct mx_gfx950_plan)
@@ -13,7 +13,7 @@
 // Tile order. Tiles are numbered so that 4 neighbours form a 2x2 square of a group's output, and 4 neighbours go to
 // one XCD's blocks (block ids that are equal modulo XCDS): they share operand rows in its L2. gemm_depth starts longer
 // groups first, by up to SORTED_GROUPS groups; with more there are so many tiles that order does not matter.
-#include "device_gfx950.h"
+#include "device.h"
 
 enum { THREADS = MX_GFX950_THREADS, MAX_UNITS = MX_GFX950_TILES_PER_BLOCK + 4, SORTED = MX_GFX950_SORTED_GROUPS };
 

@@ -1,10 +1,10 @@
 // CPU backend: detection of the instruction-set level, the thread pool's task loop, checks of group offsets, and
-// zero_padding. The GEMMs and the quantizer are kernels/*_cpu.c. Compiled once per level, like them.
+// zero_padding. The GEMMs and the quantizer are gemm.c and quantize.c. Compiled once per level, like them.
 #include <fenv.h>
 #include <stdatomic.h>
 #include <string.h>
 
-#include "../kernels/cpu.h"
+#include "cpu.h"
 
 #define MX_STRING_(text) #text
 #define MX_STRING(text) MX_STRING_(text)
@@ -23,7 +23,7 @@ static uint32_t saved_registers(void) {
 }
 #endif
 
-// What the compiler was told it may use must be there: the level's flags are in setup.py.
+// What the compiler was told it may use must be there: the level's flags are in build.cfg.
 static bool has_level(void) {
 #if defined(__AVX2__)
     enum { YMM = 0x06, ZMM = 0xe6 };

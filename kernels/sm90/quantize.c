@@ -1,5 +1,5 @@
 // MXFP8 quantizer and zero_padding, sm_90 (H100, H200): in one read of x, the row-blocked copy, the column-blocked
-// transposed copy, or both. Bytes equal those of quantize_cpu.c.
+// transposed copy, or both. Bytes equal those of kernels/cpu/quantize.c.
 //
 //     scale = mx_scale_of_amax(amax of a block's 32 elements)     E8M0
 //     code  = RNE(x * 2^(127 - scale)), saturated to +-448        E4M3, subnormals exact, the sign of 0 kept
@@ -30,8 +30,8 @@
 //           16 bytes are in or out whole, as those are multiples of 32.
 //
 // Source: PTX ISA 8.8 (cvt.rn.satfinite.e4m3x2: NaN gives 0x7f; 16-bit max; shfl.sync).
-#include "device_sm90.h"
-#include "mx_scale.h"
+#include "../mx_scale.h"
+#include "device.h"
 
 #define GLOBAL __attribute__((address_space(1)))
 

@@ -1,5 +1,5 @@
 // MXFP8 quantizer and zero_padding, gfx950 (MI355X): in one read of x, the row-blocked copy, the column-blocked
-// transposed copy, or both. Bytes equal those of quantize_cpu.c.
+// transposed copy, or both. Bytes equal those of kernels/cpu/quantize.c.
 //
 //     scale = mx_scale_of_amax(amax of a block's 32 elements)     E8M0
 //     code  = RNE(x * 2^(127 - scale)), saturated to +-448        E4M3, subnormals exact, the sign of 0 kept
@@ -29,7 +29,7 @@
 //           16 bytes are in or out whole, as those are multiples of 32.
 //
 // Sources: CDNA4 ISA, section 6 (conversions; of the scale operand the exponent byte alone counts), 11 (LDS: 64 banks).
-#include "device_gfx950.h"
+#include "device.h"
 
 enum {
     TILE = MX_GROUP_ALIGN,

@@ -17,8 +17,8 @@
 // last group's, which are zeros.
 #include <string.h>
 
+#include "../mx_scale.h"
 #include "cpu.h"
-#include "mx_scale.h"
 
 enum {
     TILE = MX_GROUP_ALIGN,

@@ -4,8 +4,8 @@
 //   mx_probe_memory_gfx950(struct mx_gfx950_probe_args)   loads, copies to LDS and stores at and past a buffer's end
 //
 // Grid: 1 block; waves but the first exit. No tails: every array is whole. LDS: 2 KB in the second.
-#include "probe_gfx950.h"
-#include "device_gfx950.h"
+#include "probe.h"
+#include "device.h"
 
 enum { WAVE = 64, COPY_BYTES = 1024 };
 

@@ -1,49 +1,43 @@
 // gfx950 (MI355X) behind the HIP runtime: which kernels an op launches, with which grids. And the same code objects on
 // the emulator, which takes tensors of the CPU.
-#include "../kernels/gfx950.h"
-#include "../kernels/probe_gfx950.h"
-#include "gpu.h"
+#include "../../csrc/gpu.h"
+#include "plan.h"
+#include "probe.h"
 
 enum image { GEMM, PREPARE, QUANTIZE, PROBE };
 
 alignas(4096) static const unsigned char gemm_image[] = {
-#embed "gemm_gfx950.hsaco"
+#embed "gfx950/gemm.hsaco"
 };
 alignas(4096) static const unsigned char prepare_image[] = {
-#embed "prepare_gfx950.hsaco"
+#embed "gfx950/prepare.hsaco"
 };
 alignas(4096) static const unsigned char quantize_image[] = {
-#embed "quantize_gfx950.hsaco"
+#embed "gfx950/quantize.hsaco"
 };
 alignas(4096) static const unsigned char probe_image[] = {
-#embed "probe_gfx950.hsaco"
+#embed "gfx950/probe.hsaco"
 };
 
 static const void *const images[] = {
     [GEMM] = gemm_image, [PREPARE] = prepare_image, [QUANTIZE] = quantize_image, [PROBE] = probe_image};
 
-#define INDEX(name, ...) INDEX_##name,
-enum kernel {
-    GEMM_ROWS = MX_GPU_GEMM,
-    BEFORE_ROWS = GEMM_ROWS - 1,
-    MX_GFX950_ROWS_KERNELS(INDEX) GEMM_DEPTH,
-    BEFORE_DEPTH = GEMM_DEPTH - 1,
-    MX_GFX950_DEPTH_KERNELS(INDEX) PROBE_MATRIX,
-    PROBE_MEMORY,
-    KERNELS,
+#define OTHER_KERNEL(name, image) {#name, image, 0},
+#define ROWS_KERNEL(name, ...) {#name, GEMM, 0},
+#define DEPTH_KERNEL(name, ...) {#name, GEMM, 0},
+static const struct mx_gpu_kernel kernels[] = {
+#include "kernels.def"
 };
-static_assert(KERNELS <= MX_GPU_KERNELS);
 
-#define KERNEL(name, ...) {#name, GEMM, 0},
-static const struct mx_gpu_kernel kernels[KERNELS] = {
-    MX_GPU_COMMON_KERNELS(gfx950, PREPARE, QUANTIZE) // clang-format off
-    MX_GFX950_ROWS_KERNELS(KERNEL)
-    MX_GFX950_DEPTH_KERNELS(KERNEL) // clang-format on
-    {"mx_probe_matrix_gfx950", PROBE, 0},
-    {"mx_probe_memory_gfx950", PROBE, 0},
+// Indices of kernels, of the first one where there are several.
+enum {
+    PROBE_MATRIX = MX_GPU_OWN_KERNELS,
+    PROBE_MEMORY,
+    KERNELS = MX_LENGTH(kernels),
+    GEMM_DEPTH = KERNELS - MX_LENGTH(mx_gfx950_depth_kernels),
+    GEMM_ROWS = GEMM_DEPTH - MX_LENGTH(mx_gfx950_rows_kernels),
 };
-#undef KERNEL
-#undef INDEX
+static_assert(KERNELS <= MX_GPU_KERNELS && GEMM_ROWS == PROBE_MEMORY + 1);
 
 #define ON_DRIVER(which)                                                                                               \
     {.target = "gfx950",                                                                                               \
@@ -54,21 +48,18 @@ static const struct mx_gpu_kernel kernels[KERNELS] = {
      .kernel_count = KERNELS}
 static struct mx_gpu hip = ON_DRIVER(&mx_hip), emulator = ON_DRIVER(&mx_hip_emulator);
 
-static const struct mx_gfx950_kernel rows_kernels[] = {MX_GFX950_ROWS_KERNELS(MX_GFX950_KERNEL_LINE)};
-static const struct mx_gfx950_kernel depth_kernels[] = {MX_GFX950_DEPTH_KERNELS(MX_GFX950_KERNEL_LINE)};
-
 // Tensors of the CPU are the emulator's.
 static struct mx_gpu *gpu_of(const struct mx_exec *exec) { return exec->device < 0 ? &emulator : &hip; }
 
 // ------------------------------------------------------------------------------------------------------------- GEMMs
 
 static struct mx_gfx950_plan plan_rows(const struct mx_rows_args *args, void *workspace) {
-    const struct mx_gfx950_kernel *kernel = &rows_kernels[mx_gfx950_choose_rows(args)];
+    const struct mx_gfx950_kernel *kernel = &mx_gfx950_rows_kernels[mx_gfx950_choose_rows(args)];
     return mx_gfx950_plan_rows(args, workspace, kernel);
 }
 
 static struct mx_gfx950_plan plan_depth(const struct mx_depth_args *args, void *workspace) {
-    const struct mx_gfx950_kernel *kernel = &depth_kernels[mx_gfx950_choose_depth(args)];
+    const struct mx_gfx950_kernel *kernel = &mx_gfx950_depth_kernels[mx_gfx950_choose_depth(args)];
     return mx_gfx950_plan_depth(args, workspace, kernel);
 }
 

@@ -1,11 +1,11 @@
 // Device side of sm_90: address spaces and thin wrappers over PTX (PTX ISA 8.8, target sm_90a). No device library.
 #pragma once
-#include "sm90.h"
+#include "plan.h"
 
 #define SHARED __attribute__((address_space(3)))
 #define GLOBAL __attribute__((address_space(1)))
 #define INLINE static inline __attribute__((always_inline))
-#include "words_sm90.h"
+#include "words.h"
 
 // A kernel of at most `threads` threads a block and at least `blocks` blocks on a multiprocessor. C has no way to say
 // so: the build reads it from this comment in the PTX and writes .maxntid and .minnctapersm.

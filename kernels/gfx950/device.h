@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#include "gfx950.h"
+#include "plan.h"
 
 #define GLOBAL __attribute__((address_space(1)))
 #define LDS __attribute__((address_space(3)))
@@ -39,5 +39,5 @@ INLINE uint32_t thread_id(void) { return __builtin_amdgcn_workitem_id_x(); }
 INLINE uint32_t block_id(void) { return __builtin_amdgcn_workgroup_id_x(); }
 
 // Row of a 32-row block that lane index r = lane % 16 of an operand fragment holds; fragment t adds 4 * (t & 1) and 32
-// * (t >> 1). So a lane of the product has 8 consecutive columns: see gemm_gfx950.c.
+// * (t >> 1). So a lane of the product has 8 consecutive columns: see gemm.c.
 INLINE uint32_t fragment_row(uint32_t r) { return (r >> 2) << 3 | (r & 3); }

@@ -1,37 +1,32 @@
 // sm_90 (H100, H200) behind CUDA's driver API: which kernels an op launches, with which grids.
-#include "../kernels/sm90.h"
+#include "plan.h"
 
-#include "gpu.h"
+#include "../../csrc/gpu.h"
 
 enum image { GEMM, PREPARE, QUANTIZE };
 
 // PTX is text that ends at a zero.
 static const unsigned char gemm_image[] = {
-#embed "gemm_sm90.ptx" suffix(, 0)
+#embed "sm90/gemm.ptx" suffix(, 0)
 };
 static const unsigned char prepare_image[] = {
-#embed "prepare_sm90.ptx" suffix(, 0)
+#embed "sm90/prepare.ptx" suffix(, 0)
 };
 static const unsigned char quantize_image[] = {
-#embed "quantize_sm90.ptx" suffix(, 0)
+#embed "sm90/quantize.ptx" suffix(, 0)
 };
 
 static const void *const images[] = {[GEMM] = gemm_image, [PREPARE] = prepare_image, [QUANTIZE] = quantize_image};
 
-enum kernel {
-    GEMM_DEPTH = MX_GPU_GEMM,
-    GEMM_ROWS,
-    GEMM_ROWS_SWAPPED,
-    KERNELS,
+#define OTHER_KERNEL(name, image) {#name, image, 0},
+#define DEPTH_KERNEL(name) {#name, GEMM, MX_SM90_SHARED_BYTES},
+#define ROWS_KERNEL(name, swapped) {#name, GEMM, MX_SM90_SHARED_BYTES},
+static const struct mx_gpu_kernel kernels[] = {
+#include "kernels.def"
 };
 
-#define KERNEL(name, ...) {#name, GEMM, MX_SM90_SHARED_BYTES},
-static const struct mx_gpu_kernel kernels[KERNELS] = {
-    MX_GPU_COMMON_KERNELS(sm90, PREPARE, QUANTIZE) // clang-format off
-    {"mx_gemm_depth_sm90", GEMM, MX_SM90_SHARED_BYTES},
-    MX_SM90_ROWS_KERNELS(KERNEL) // clang-format on
-};
-#undef KERNEL
+// Indices of kernels, of the one that is not swapped where there are two.
+enum { GEMM_DEPTH = MX_GPU_OWN_KERNELS, GEMM_ROWS };
 
 static struct mx_gpu cuda = {
     .target = "sm_90",
@@ -39,7 +34,7 @@ static struct mx_gpu cuda = {
     .images = images,
     .kernels = kernels,
     .image_count = MX_LENGTH(images),
-    .kernel_count = KERNELS,
+    .kernel_count = MX_LENGTH(kernels),
 };
 
 // ------------------------------------------------------------------------------------------------------------- GEMMs
@@ -55,7 +50,8 @@ static struct mx_sm90_plan plan_depth(const struct mx_depth_args *args, const st
 
 static struct mx_gpu_map map_of(const struct mx_sm90_map *map, uint8_t *encoded) {
     enum { BOX_BYTES = 64 };
-    return (struct mx_gpu_map){encoded, map->base, map->rows, map->row_bytes, MX_SM90_ROW_BLOCK, BOX_BYTES};
+    return (struct mx_gpu_map){encoded,           map->base, map->rows,         map->row_bytes,
+                               MX_SM90_ROW_BLOCK, BOX_BYTES, MX_GPU_SWIZZLE_64B};
 }
 
 // Limits of the kernels.

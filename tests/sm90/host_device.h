@@ -1,4 +1,4 @@
-// Stands in for kernels/device_sm90.h, so that prepare_sm90.c runs on the host: a block's threads are fibers that take
+// Stands in for kernels/sm90/device.h, so that prepare.c runs on the host: a block's threads are fibers that take
 // turns, and wait for each other in shuffles and barriers. What the GPU refuses is an error here as well.
 #pragma once
 #include <setjmp.h>
@@ -6,11 +6,11 @@
 #include <string.h>
 #include <ucontext.h>
 
-#include "sm90.h"
+#include "plan.h"
 
 #define SHARED
 #define INLINE static inline
-#include "words_sm90.h"
+#include "words.h"
 
 #define KERNEL(name, threads, blocks) static void name
 #define UNROLL

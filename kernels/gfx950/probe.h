@@ -1,6 +1,6 @@
 // The probes of gfx950: what the device does with operands and offsets that are given lane by lane.
 // mxfp8_moe/selftest/gfx950.py compares it with what the kernels are built on, by way of mxfp8_probe_gfx950
-// (csrc/gfx950.c).
+// (launch.c).
 #pragma once
 #include <stdint.h>
 

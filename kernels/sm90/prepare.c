@@ -1,4 +1,4 @@
-// sm_90: what precedes a grouped GEMM: the list of tiles, and both operands' scales and references, as sm90.h says.
+// sm_90: what precedes a grouped GEMM: the list of tiles, and both operands' scales and references, as plan.h says.
 //
 //   mx_prepare_rows_sm90(struct mx_rows_args, struct mx_sm90_plan)
 //   mx_prepare_depth_sm90(struct mx_depth_args, struct mx_sm90_plan)
@@ -7,7 +7,7 @@
 // units of 256 rows, plan.units_at_once each: gemm_rows the tokens' and then the weights'; gemm_depth P's and then Q's,
 // the same rows for one group after the other. Bad offs are clamped here, and whatever they were, no index that leaves
 // this file is out of bounds: a group ends at the largest of the offs up to its own, cut to the tokens there are.
-#include "device_sm90.h"
+#include "device.h"
 
 enum {
     THREADS = MX_SM90_PREPARE_THREADS,

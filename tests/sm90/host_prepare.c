@@ -1,11 +1,11 @@
-// Runs kernels/prepare_sm90.c on the host, whole grids of it (test_prepare_sm90.py). device_sm90.h is, here, the file
-// host_device_sm90.h. Memory comes with pages around it that no one may touch.
+// Runs kernels/sm90/prepare.c on the host, whole grids of it (test_prepare_sm90.py). device.h is, here, the file
+// host_device.h. Memory comes with pages around it that no one may touch.
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "prepare_sm90.c"
+#include "prepare.c"
 
 #define EXPORT __attribute__((visibility("default")))
 

@@ -2,7 +2,7 @@
 //
 // A GEMM call is two launches on one stream, each of blocks of MX_GFX950_THREADS threads, no dynamic LDS:
 //   mx_prepare_<op>_gfx950  (struct mx_<op>_args, struct mx_gfx950_plan)   grid: plan.prepare_blocks
-//   a line of MX_GFX950_<OP>_KERNELS  (the same two arguments)            grid: plan.blocks
+//   a line of kernels.def for that op  (the same two arguments)           grid: plan.blocks
 // The plan comes from sizes alone (mx_gfx950_plan_rows, mx_gfx950_plan_depth), so the host never reads a device value.
 // prepare fills the whole of what the GEMM reads of the workspace; nothing in it survives from call to call.
 //
@@ -19,12 +19,12 @@
 // after them are [step][half] of the fragments that make 320 columns of 256. 0x00 (2^-127) stands where the row or the
 // block does not exist; the operands are 0 there.
 #pragma once
-#include "mx_args.h"
+#include "../mx_args.h"
 
 enum {
     MX_GFX950_THREADS = 256,
     MX_GFX950_BODY = 256,
-    MX_GFX950_FILL_BIAS = 3072,            // see gemm_gfx950.c
+    MX_GFX950_FILL_BIAS = 3072,            // see gemm.c
     MX_GFX950_LANE_SCALES = 16,            // bytes of scales of one lane, body and wave row
     MX_GFX950_WIDE_LANE_SCALES = 20,       // same for B where tiles may have 320 columns
     MX_GFX950_CUS = 256,                   // each holds one block at a time, two of 128x128
@@ -37,57 +37,20 @@ enum {
     MX_GFX950_MAX_COLS = 1 << 21,          // output row length; offsets within 256 rows are 31-bit
 };
 
-// Every GEMM kernel: name, rows and columns of its tile, output type, whether it adds to the output, whether it takes
-// any output and bias, whether it is persistent: a block goes on with further tiles, whose first fills overlap a tile's
-// stores. Those that do not take any output need rows of whole 8 elements, a 16-byte aligned output and no bias. Tiles
-// of 256x320 come with tiles of 256x256 in one kernel, as many of each as cover the columns best
-// (mx_gfx950_wide_tiles).
-#define MX_GFX950_ROWS_KERNELS(X)                                                                                      \
-    X(mx_gemm_rows_gfx950_256x256_bf16, 256, 256, MX_BF16, 0, 0, 0)                                                    \
-    X(mx_gemm_rows_gfx950_256x256_bf16_persistent, 256, 256, MX_BF16, 0, 0, 1)                                         \
-    X(mx_gemm_rows_gfx950_256x256_bf16_any, 256, 256, MX_BF16, 0, 1, 0)                                                \
-    X(mx_gemm_rows_gfx950_256x256_f32, 256, 256, MX_F32, 0, 0, 0)                                                      \
-    X(mx_gemm_rows_gfx950_256x256_f32_any, 256, 256, MX_F32, 0, 1, 0)                                                  \
-    X(mx_gemm_rows_gfx950_128x256_bf16, 128, 256, MX_BF16, 0, 0, 0)                                                    \
-    X(mx_gemm_rows_gfx950_128x256_bf16_any, 128, 256, MX_BF16, 0, 1, 0)                                                \
-    X(mx_gemm_rows_gfx950_128x256_f32, 128, 256, MX_F32, 0, 0, 0)                                                      \
-    X(mx_gemm_rows_gfx950_128x256_f32_any, 128, 256, MX_F32, 0, 1, 0)                                                  \
-    X(mx_gemm_rows_gfx950_256x128_bf16, 256, 128, MX_BF16, 0, 0, 0)                                                    \
-    X(mx_gemm_rows_gfx950_256x128_bf16_any, 256, 128, MX_BF16, 0, 1, 0)                                                \
-    X(mx_gemm_rows_gfx950_256x128_f32, 256, 128, MX_F32, 0, 0, 0)                                                      \
-    X(mx_gemm_rows_gfx950_256x128_f32_any, 256, 128, MX_F32, 0, 1, 0)                                                  \
-    X(mx_gemm_rows_gfx950_128x128_bf16, 128, 128, MX_BF16, 0, 0, 0)                                                    \
-    X(mx_gemm_rows_gfx950_128x128_bf16_any, 128, 128, MX_BF16, 0, 1, 0)                                                \
-    X(mx_gemm_rows_gfx950_128x128_f32, 128, 128, MX_F32, 0, 0, 0)                                                      \
-    X(mx_gemm_rows_gfx950_128x128_f32_any, 128, 128, MX_F32, 0, 1, 0)                                                  \
-    X(mx_gemm_rows_gfx950_256x320_bf16, 256, 320, MX_BF16, 0, 0, 0)                                                    \
-    X(mx_gemm_rows_gfx950_256x320_bf16_any, 256, 320, MX_BF16, 0, 1, 0)                                                \
-    X(mx_gemm_rows_gfx950_256x320_f32, 256, 320, MX_F32, 0, 0, 0)                                                      \
-    X(mx_gemm_rows_gfx950_256x320_f32_any, 256, 320, MX_F32, 0, 1, 0)
-#define MX_GFX950_DEPTH_KERNELS(X)                                                                                     \
-    X(mx_gemm_depth_gfx950_256x256_bf16, 256, 256, MX_BF16, 0, 0, 0)                                                   \
-    X(mx_gemm_depth_gfx950_256x256_bf16_persistent, 256, 256, MX_BF16, 0, 0, 1)                                        \
-    X(mx_gemm_depth_gfx950_256x256_bf16_any, 256, 256, MX_BF16, 0, 1, 0)                                               \
-    X(mx_gemm_depth_gfx950_256x256_f32, 256, 256, MX_F32, 0, 0, 0)                                                     \
-    X(mx_gemm_depth_gfx950_256x256_f32_any, 256, 256, MX_F32, 0, 1, 0)                                                 \
-    X(mx_gemm_depth_gfx950_256x256_add, 256, 256, MX_F32, 1, 1, 0)                                                     \
-    X(mx_gemm_depth_gfx950_128x128_bf16, 128, 128, MX_BF16, 0, 0, 0)                                                   \
-    X(mx_gemm_depth_gfx950_128x128_bf16_any, 128, 128, MX_BF16, 0, 1, 0)                                               \
-    X(mx_gemm_depth_gfx950_128x128_f32, 128, 128, MX_F32, 0, 0, 0)                                                     \
-    X(mx_gemm_depth_gfx950_128x128_f32_any, 128, 128, MX_F32, 0, 1, 0)                                                 \
-    X(mx_gemm_depth_gfx950_128x128_add, 128, 128, MX_F32, 1, 1, 0)                                                     \
-    X(mx_gemm_depth_gfx950_256x320_bf16, 256, 320, MX_BF16, 0, 0, 0)                                                   \
-    X(mx_gemm_depth_gfx950_256x320_bf16_any, 256, 320, MX_BF16, 0, 1, 0)                                               \
-    X(mx_gemm_depth_gfx950_256x320_f32, 256, 320, MX_F32, 0, 0, 0)                                                     \
-    X(mx_gemm_depth_gfx950_256x320_f32_any, 256, 320, MX_F32, 0, 1, 0)                                                 \
-    X(mx_gemm_depth_gfx950_256x320_add, 256, 320, MX_F32, 1, 1, 0)
+// Flags of a GEMM kernel, as kernels.def explains them.
+enum { PLAIN = 0, ANY = 1, ADD = 2, PERSISTENT = 4 };
 
-// One line of a kernel table.
 struct mx_gfx950_kernel {
-    int32_t tile_rows, tile_cols, type, add, any, persistent;
+    int32_t tile_rows, tile_cols, type, flags;
 };
-#define MX_GFX950_KERNEL_LINE(name, tile_rows, tile_cols, type, add, any, persistent)                                  \
-    {tile_rows, tile_cols, type, add, any, persistent},
+#define ROWS_KERNEL(name, tile_rows, tile_cols, type, flags) {tile_rows, tile_cols, type, flags},
+static const struct mx_gfx950_kernel mx_gfx950_rows_kernels[] = {
+#include "kernels.def"
+};
+#define DEPTH_KERNEL(name, tile_rows, tile_cols, type, flags) {tile_rows, tile_cols, type, flags},
+static const struct mx_gfx950_kernel mx_gfx950_depth_kernels[] = {
+#include "kernels.def"
+};
 
 // A buffer resource, as the hardware takes it: 48 bits of address, size in bytes, type.
 struct mx_gfx950_buffer {
@@ -155,7 +118,7 @@ static inline void mx_gfx950_finish_plan(struct mx_gfx950_plan *plan, const stru
     const int64_t row = 2 * plan->bodies * 64; // lanes
     const int64_t chunks = mx_gfx950_div_up(plan->bodies, MX_GFX950_BODIES_PER_BLOCK);
     plan->tiles = (int32_t)mx_round_up(tiles, (int64_t)4 * MX_GFX950_XCDS);
-    plan->blocks = kernel->persistent ? (int32_t)mx_gfx950_min(plan->tiles, MX_GFX950_CUS) : plan->tiles;
+    plan->blocks = kernel->flags & PERSISTENT ? (int32_t)mx_gfx950_min(plan->tiles, MX_GFX950_CUS) : plan->tiles;
     plan->counters = plan->tiles * (int64_t)sizeof(struct mx_gfx950_tile);
     plan->a_scale = plan->counters + (int64_t)MX_GFX950_XCDS * MX_GFX950_COUNTER_BYTES;
     plan->b_scale = plan->a_scale + a_blocks * row * MX_GFX950_LANE_SCALES;
@@ -220,17 +183,18 @@ static inline int64_t mx_gfx950_cycles(struct mx_gfx950_problem problem, const s
         plan.wide_tiles * mx_gfx950_tile_cycles(tile_rows, 320, bodies) +
         (plan.col_tiles - plan.wide_tiles) * mx_gfx950_tile_cycles(tile_rows, plan.tile_cols, bodies);
     const int64_t rounds = mx_gfx950_div_up(tiles, MX_GFX950_CUS);
-    const int saves = kernel->persistent && problem.depth >= MX_GFX950_BODY && rounds > 1;
+    const int saves = (kernel->flags & PERSISTENT) && problem.depth >= MX_GFX950_BODY && rounds > 1;
     return rounds * all_cols / mx_gfx950_max(plan.col_tiles, 1) - (saves ? (rounds - 1) * 2048 : 0);
 }
 
-// The kernel that writes such an output in the fewest cycles; the first such line of the table among equals.
+// The kernel that writes such an output, flags PLAIN, ANY or ANY | ADD, in the fewest cycles; the first such line of
+// the table among equals.
 static inline int mx_gfx950_choose(const struct mx_gfx950_kernel *kernels, int count, struct mx_gfx950_problem problem,
-                                   int32_t type, int add, int any) {
+                                   int32_t type, int32_t flags) {
     int best = -1;
     int64_t least = 0;
     for (int i = 0; i < count; i++) {
-        if (kernels[i].type != type || kernels[i].add != add || kernels[i].any != (add || any))
+        if (kernels[i].type != type || (kernels[i].flags & ~PERSISTENT) != flags)
             continue;
         const int64_t cycles = mx_gfx950_cycles(problem, &kernels[i]);
         if (best < 0 || cycles < least)
@@ -239,18 +203,21 @@ static inline int mx_gfx950_choose(const struct mx_gfx950_kernel *kernels, int c
     return best;
 }
 
-// The kernel of a call: an index into MX_GFX950_ROWS_KERNELS or MX_GFX950_DEPTH_KERNELS. The tile follows from sizes.
+// The kernel of a call: an index into mx_gfx950_rows_kernels or mx_gfx950_depth_kernels. The tile follows from sizes.
 static inline int mx_gfx950_choose_rows(const struct mx_rows_args *args) {
-    static const struct mx_gfx950_kernel kernels[] = {MX_GFX950_ROWS_KERNELS(MX_GFX950_KERNEL_LINE)};
     const struct mx_gfx950_problem problem = {1, args->m, args->groups, args->n, args->k};
-    return mx_gfx950_choose(kernels, sizeof kernels / sizeof *kernels, problem, args->out_type, 0,
-                            args->bias || mx_gfx950_needs_any(args->n, args->out));
+    const int any = args->bias || mx_gfx950_needs_any(args->n, args->out);
+    return mx_gfx950_choose(mx_gfx950_rows_kernels, sizeof mx_gfx950_rows_kernels / sizeof *mx_gfx950_rows_kernels,
+                            problem, args->out_type, any ? ANY : PLAIN);
 }
 
 static inline int mx_gfx950_choose_depth(const struct mx_depth_args *args) {
-    static const struct mx_gfx950_kernel kernels[] = {MX_GFX950_DEPTH_KERNELS(MX_GFX950_KERNEL_LINE)};
     const struct mx_gfx950_problem problem = {args->groups, args->n, 0, args->k,
                                               args->depth / mx_gfx950_max(args->groups, 1)};
-    return mx_gfx950_choose(kernels, sizeof kernels / sizeof *kernels, problem, args->out_type, args->accumulate,
-                            mx_gfx950_needs_any(args->k, args->out));
+    const int any = mx_gfx950_needs_any(args->k, args->out);
+    return mx_gfx950_choose(mx_gfx950_depth_kernels, sizeof mx_gfx950_depth_kernels / sizeof *mx_gfx950_depth_kernels,
+                            problem, args->out_type,
+                            args->accumulate ? ANY | ADD
+                            : any            ? ANY
+                                             : PLAIN);
 }
