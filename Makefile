@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 ARGS ?=
 
 BIN := $(VENV)/bin
-C_FILES := $(wildcard csrc/*.c csrc/*.h csrc/*.cpp kernels/*.c kernels/*.h)
+C_FILES := $(wildcard csrc/*.c csrc/*.h csrc/*.cpp kernels/*.h kernels/*/*.c kernels/*/*.h)
 EMU_FILES := $(wildcard emu/*.c emu/*.h emu/*.def)
 FORMATTED := $(C_FILES) $(filter-out %.def,$(EMU_FILES))
 ASAN_CC := clang-22
@@ -76,7 +76,7 @@ apt_install = { test "$$(id -u)" = 0 || { echo "missing: $(1). Install it with: 
 build/emu/libmxfp8_emu.so: $(EMU_FILES) | $(VENV)/.built
 	@mkdir -p $(@D)
 	$(BIN)/python -m ziglang cc -std=gnu23 -O3 -march=native -fPIC -shared -fvisibility=hidden -ffp-contract=off \
-	  -fno-strict-aliasing -fno-sanitize=undefined -Wall -Wextra -Werror $(EMU_CFLAGS) \
+	  -fno-strict-aliasing -fno-sanitize=undefined -Wall -Wextra -Werror -Wno-psabi $(EMU_CFLAGS) \
 	  -Wl,-soname,libamdhip64.so.7 -o $@ $(filter %.c,$(EMU_FILES)) -lm -lpthread
 	ln -sf $(@F) $(@D)/libamdhip64.so.7
 	ln -sf $(@F) $(@D)/libamdhip64.so
