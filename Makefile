@@ -33,7 +33,7 @@ selftest: build $(if $(filter gfx950-emu,$(MXFP8_BACKEND)),build/emu/libmxfp8_em
 	MXFP8_EMU_LIBRARY=$(CURDIR)/build/emu/libmxfp8_emu.so MXFP8_EMU_OOB=zero $(BIN)/python -m mxfp8_moe.selftest $(ARGS)
 
 demo: build ## train a small mixture-of-experts language model with and without MXFP8 (ARGS="--steps 50")
-	$(BIN)/python -m mxfp8_moe.demo $(ARGS)
+	$(BIN)/python -m examples.demo $(ARGS)
 
 bench: build ## compare speed and memory with torch, interleaved in one process (ARGS="--help")
 	$(BIN)/python -m benchmarks.bench $(ARGS)

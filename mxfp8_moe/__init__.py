@@ -4,8 +4,8 @@
 operators ``torch.ops.mxfp8.*``, described in `mxfp8_moe.ops`.
 """
 
-from mxfp8_moe.ops import SAC_SAVE_OPS, check_offs  # loads the library: before everything else
+from mxfp8_moe.ops import ROUNDINGS, SAC_SAVE_OPS, check_offs  # loads the library: before everything else
 
 from mxfp8_moe.autograd import QuantizedWeight, grouped_mm, quantize_weight  # isort: skip
 
-__all__ = ["SAC_SAVE_OPS", "QuantizedWeight", "check_offs", "grouped_mm", "quantize_weight"]
+__all__ = ["ROUNDINGS", "SAC_SAVE_OPS", "QuantizedWeight", "check_offs", "grouped_mm", "quantize_weight"]

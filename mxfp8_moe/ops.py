@@ -48,6 +48,9 @@ BLOCK = 32
 GROUP_ALIGN = 128
 """Token-blocked copies start each group at a multiple of this many columns."""
 
+ROUNDINGS = ("rceil", "floor", "ceil", "even")
+"""How a block's scale may be chosen: ``MX_ROUNDING_MODES`` of ``kernels/mx_args.h``."""
+
 
 def _load() -> None:
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])

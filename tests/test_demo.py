@@ -1,4 +1,4 @@
-"""`python -m mxfp8_moe.demo` on a tiny model: its table, its picture, its errors, and that it leaves nothing behind."""
+"""`python -m examples.demo` on a tiny model: its table, its picture, its errors, and that it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ imread = pytest.importorskip("matplotlib.image").imread
 pytest.importorskip("tabulate")
 tqdm = pytest.importorskip("tqdm").tqdm
 
-from mxfp8_moe import demo  # noqa: E402
+from examples import demo  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 SIZE = demo.Size(dim=32, hidden=64, heads=2, layers=2, context=32, batch=4)
 TINY = f"""
 import signal, sys
-from mxfp8_moe import demo
+from examples import demo
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit it ignored
 sys.exit(demo.main(sys.argv[1:], demo.{SIZE!r}))
 """
@@ -183,9 +183,9 @@ def test_bad_arguments(
 
 
 def test_as_a_module(tmp_path: Path) -> None:
-    status, _, errors = finished(["-m", "mxfp8_moe.demo", "--experts", "0"], tmp_path)
+    status, _, errors = finished(["-m", "examples.demo", "--experts", "0"], tmp_path)
     assert status == 2
-    assert "python -m mxfp8_moe.demo: error: argument --experts: expected 2 to 256, got 0" in errors
+    assert "python -m examples.demo: error: argument --experts: expected 2 to 256, got 0" in errors
 
 
 def test_missing_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

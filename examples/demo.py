@@ -1,6 +1,6 @@
 """Trains one small mixture-of-experts language model twice and compares: torch._grouped_mm, then MXFP8.
 
-    python -m mxfp8_moe.demo            # about two minutes on two cores
+    python -m examples.demo            # about two minutes on two cores
 
 The model reads bytes of the Python standard library's sources. Each of its layers routes every token to two experts and
 computes all experts with three grouped matrix products. Swapping those is one argument: `Model(..., mm=...)` takes
@@ -35,7 +35,6 @@ from torch.nn import functional
 
 import mxfp8_moe
 
-ROUNDINGS = ("rceil", "floor", "ceil", "even")
 TOP_K = 2  # experts per token
 MIN_EXPERTS, MAX_EXPERTS = TOP_K, 256
 BALANCE = 0.001  # weight of the load-balancing loss: weak, so that groups stay uneven
@@ -614,13 +613,15 @@ def _device(text: str) -> torch.device:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m mxfp8_moe.demo", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__.splitlines()[0])
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     parser.add_argument("--steps", type=_integer(1, 1_000_000), default=200, help="training steps of each run")
     parser.add_argument(
         "--experts", type=_integer(MIN_EXPERTS, MAX_EXPERTS), default=8, help="experts per layer; two see each token"
     )
-    parser.add_argument("--rounding", choices=ROUNDINGS, default="rceil", help="how MXFP8 chooses a block's scale")
+    parser.add_argument(
+        "--rounding", choices=mxfp8_moe.ROUNDINGS, default="rceil", help="how MXFP8 chooses a block's scale"
+    )
     parser.add_argument("--seed", type=_integer(0, 2**63 - 1), default=0, help="of the weights and the batches")
     parser.add_argument("--out", type=_png, default="mxfp8_demo.png", help="PNG to write the loss curves to")
     parser.add_argument("--device", type=_device, default="cpu", help="cpu, cuda or cuda:N")

@@ -1,0 +1,1 @@
+"""Programs that use mxfp8_moe as a user would."""
