@@ -199,7 +199,7 @@ def backend_level() -> str:
         from mxfp8_moe import _inspect  # type: ignore[attr-defined,unused-ignore]
     except ImportError:
         return os.environ.get("MXFP8_BACKEND", "cpu") + " (level unknown: mxfp8_moe._inspect is not built)"
-    available = [name for name, here in _inspect.backends() if here]
+    available = [backend.name for backend in _inspect.backends() if not backend.on_gpu and not backend.why_not()]
     wanted = os.environ.get("MXFP8_BACKEND")
     return next((name for name in available if wanted in (None, "", "cpu", name)), f"{wanted} is not available")
 

@@ -11,12 +11,6 @@
 
 enum { MX_GPU_DEVICES = 64, MX_GPU_KERNELS = 128 };
 
-struct mx_gpu_kernel {
-    const char *name;
-    int32_t image;  // index into the images
-    int32_t shared; // bytes of dynamic shared memory
-};
-
 // The kernels that every GPU has, the first of its kernels; its own follow.
 enum mx_gpu_common_kernel {
     MX_GPU_PREPARE_ROWS,

@@ -26,12 +26,21 @@ struct mx_exec {
 // Where a backend's tensors are: the host's go to the best backend there, or to the one that MXFP8_BACKEND names.
 enum mx_place { MX_ON_HOST, MX_ON_HOST_IF_NAMED, MX_ON_GPU };
 
+// A kernel of a GPU.
+struct mx_gpu_kernel {
+    const char *name;
+    int32_t image;  // index into the images
+    int32_t shared; // bytes of dynamic shared memory
+};
+
 // Every function returns 0, or nonzero with the error filled. None allocates, waits for the device or
 // (GPU) reads device memory from the host. Workspace functions give bytes, from sizes alone.
 struct mx_backend {
     const char *name;
     enum mx_place place;
     int32_t alignment; // bytes that E4M3 operands' addresses must be a multiple of
+    int32_t kernel_count;
+    const struct mx_gpu_kernel *kernels; // none on the CPU
     int (*available)(int32_t device, struct mx_error *why_not);
     int (*quantize)(const struct mx_quantize_args *, const struct mx_exec *, struct mx_error *);
     int (*gemm_rows)(const struct mx_rows_args *, const struct mx_exec *, struct mx_error *);

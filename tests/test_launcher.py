@@ -1,4 +1,4 @@
-"""The GPU launcher (csrc/gpu.c, launch.c of gfx950 and sm90) on drivers that only write down their calls (fake_driver.c).
+"""The GPU launcher (csrc/gpu.c, each chip's launch.c) on drivers that only write down their calls (fake_driver.c).
 
 It is the product's own source, compiled with the names of the dynamic loader's functions replaced. No GPU, and no
 kernel: what is tested is which calls reach the driver, in which order, on which device, and what becomes of a failure.

@@ -131,5 +131,5 @@ def test_the_level_table_agrees_with_the_cpu(backend: str) -> None:
         "cpu-avx2": {"avx2", "fma", "f16c"},
         "cpu-avx512": {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq"},
     }
-    levels = {name: not why_not for name, why_not in inspect.backends() if name in needs}
+    levels = {backend.name: not backend.why_not() for backend in inspect.backends() if backend.name in needs}
     assert levels == {name: needed <= flags for name, needed in needs.items()}

@@ -183,9 +183,9 @@ static int available(int32_t device, struct mx_error *error) { return mx_gpu_ava
 static int emulator_available(int32_t, struct mx_error *error) { return mx_gpu_available(&emulator, 0, error); }
 
 #define OPS                                                                                                            \
-    .alignment = 16, .quantize = quantize, .gemm_rows = gemm_rows, .gemm_depth = gemm_depth,                           \
-    .zero_padding = zero_padding, .quantize_workspace = mx_gpu_no_workspace, .gemm_rows_workspace = rows_workspace,    \
-    .gemm_depth_workspace = depth_workspace
+    .alignment = 16, .kernel_count = KERNELS, .kernels = kernels, .quantize = quantize, .gemm_rows = gemm_rows,        \
+    .gemm_depth = gemm_depth, .zero_padding = zero_padding, .quantize_workspace = mx_gpu_no_workspace,                 \
+    .gemm_rows_workspace = rows_workspace, .gemm_depth_workspace = depth_workspace
 
 const struct mx_backend mx_gfx950 = {.name = "gfx950", .place = MX_ON_GPU, .available = available, OPS};
 

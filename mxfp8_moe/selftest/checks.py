@@ -53,7 +53,6 @@ ops = torch.ops.mxfp8
 LENGTHS, TAIL = [70, 0, 1, 129], 9  # rows of each group, rows past the last
 OTHER_LENGTHS = [3, 100, 0, 64]
 M, N, K = sum(LENGTHS) + TAIL, 129, 100  # N is odd, K no multiple of 32
-ROUNDINGS = ("rceil", "floor", "ceil", "even")
 
 
 def put(operand: tuple[Tensor, Tensor], device: torch.device) -> Operand:
@@ -318,7 +317,7 @@ def checks(device: torch.device) -> Iterator[tuple[str, Check]]:
     yield "dgrad", lambda d: check_rows("grouped_mm_dgrad", d)
     yield "wgrad", lambda d: check_depth(False, d)
     yield "wgrad, plain layout", lambda d: check_depth(True, d)
-    for rounding in ROUNDINGS:
+    for rounding in mxfp8_moe.ROUNDINGS:
         yield f"quantize {rounding}", lambda d, rounding=rounding: check_quantize(rounding, d)  # type: ignore[misc]
     yield "autograd step", check_step
     yield "E4M3's range and NaN", check_range
@@ -358,6 +357,19 @@ def describe(device: torch.device) -> str:
     return f"cpu, backend {os.environ.get('MXFP8_BACKEND') or 'of the best level'}"
 
 
+def build() -> list[str]:
+    """What the library holds and what this machine can run of it, a line each."""
+    try:
+        from mxfp8_moe import _inspect  # type: ignore[attr-defined,unused-ignore]
+    except ImportError:
+        return ["(built without Python.h: no inspection of the library)"]
+    lines = [f"library by {_inspect.compiler}"]
+    for backend in _inspect.backends():
+        kernels = f", {len(backend.kernels)} kernels" if backend.kernels else ""
+        lines.append(f"  {backend.name}{kernels}: {backend.why_not() or 'runs here'}")
+    return lines
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs the checks and the benchmark, and prints their tables."""
     parser = argparse.ArgumentParser(
@@ -378,6 +390,7 @@ def main(argv: list[str] | None = None) -> int:
         results += [run(name + suffix, check, device) for name, check in checks(device)]
 
     print(f"torch {torch.__version__}, " + ", ".join(map(describe, found)))
+    print("\n".join(build()))
     width = max(len(result.name) for result in results)
     for result in results:
         outcome = "FAILED" if result.failed else "ok"
