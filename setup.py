@@ -92,7 +92,7 @@ def device_compiler():
 
 
 def finish_ptx(ptx):
-    """Sets launch bounds, from the comments that KERNEL of kernels/sm90/device.h leaves; drops a tenth of the text."""
+    """Sets launch bounds, from the comments that the KERNEL macro leaves in the text; drops a tenth of the text."""
     ptx = re.sub(r"^\t// (begin|end) inline asm\n", "", ptx, flags=re.MULTILINE)
     for name, threads, blocks in re.findall(r"^// launch bounds (\w+) (\d+) (\d+)$", ptx, re.MULTILINE):
         entry = re.compile(rf"(\.entry {name}\([^)]*\))[^{{]*\{{")
