@@ -427,8 +427,6 @@ int mx_gpu_run(struct mx_gpu *gpu, const struct mx_gpu_call *call, const struct 
 
 enum { THREADS = 256 }; // of a block
 
-static int64_t div_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
-
 // Token tiles of the quantizers' contract, spread over two axes of the grid.
 static struct mx_gpu_launch quantize_launch(const struct mx_quantize_args *args) {
     enum { TILE = MX_GROUP_ALIGN, AXIS = 32768 };
@@ -481,7 +479,7 @@ int mx_gpu_zero_padding(struct mx_gpu *gpu, const struct mx_padding_args *args, 
     const struct mx_gpu_launch launch = {
         MX_GPU_ZERO_PADDING,
         THREADS,
-        {(uint32_t)div_up(args->rows, ROWS_PER_BLOCK), (uint32_t)(blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS), 1},
+        {(uint32_t)div_up(args->rows, ROWS_PER_BLOCK), (uint32_t)min64(blocks, MOST_BLOCKS), 1},
     };
     const struct mx_gpu_span spans[] = {
         mx_gpu_writes(args->data, bytes),

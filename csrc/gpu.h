@@ -60,8 +60,6 @@ static inline struct mx_gpu_span mx_gpu_writes(const void *data, int64_t bytes) 
     return (struct mx_gpu_span){data, bytes, true};
 }
 
-static inline int64_t mx_type_bytes(int32_t type) { return type == MX_F32 ? 4 : 2; }
-
 // A CUDA tensor map of a matrix of bytes, rows `row_bytes` apart: boxes of box_rows x box_bytes, zeros outside the
 // matrix. It is a parameter of the kernels; `encoded` is where, 128 bytes, 64-byte aligned.
 struct mx_gpu_map {

@@ -7,12 +7,16 @@
 #pragma once
 #include <stdint.h>
 
+#include "mx_math.h"
+
 enum {
     MX_BLOCK = 32,        // elements of the contraction that share one scale (OCP MX v1.0)
     MX_GROUP_ALIGN = 128, // the quantizer starts each group's token columns at a multiple of this
 };
 
 enum mx_type { MX_BF16, MX_F32 };
+
+static inline int64_t mx_type_bytes(int32_t type) { return type == MX_BF16 ? 2 : 4; }
 
 // One line per rounding mode: name, largest 23-bit mantissa of a block's amax that does NOT move its scale up one
 // binade. The scale's exponent is exponent(amax) - 8 + (mantissa > threshold), never below 0.
@@ -33,6 +37,11 @@ static inline int64_t mx_round_up(int64_t n, int64_t multiple) { return (n + mul
 // Token columns that hold any split of m tokens into `groups` groups, each started at a multiple of MX_GROUP_ALIGN.
 static inline int64_t mx_padded_tokens(int64_t m, int64_t groups) {
     return (m + (MX_GROUP_ALIGN - 1) * groups) / MX_GROUP_ALIGN * MX_GROUP_ALIGN;
+}
+
+// What one of the offs says, cut to the rows or columns that there are: GPU kernels get offs that no one has looked at.
+[[gnu::always_inline]] static inline int32_t mx_clamp_offset(int32_t offset, int32_t limit) {
+    return min32(max32(offset, 0), limit);
 }
 
 // Either pair of outputs may be null; what is asked for is written whole, padding included.

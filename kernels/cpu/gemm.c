@@ -495,9 +495,9 @@ struct cut {
 static struct cut make_cut(int64_t count, int64_t largest, int64_t multiple) {
     if (count == 0)
         return (struct cut){};
-    int64_t chunks = (count + largest - 1) / largest;
-    int64_t size = mx_round_up((count + chunks - 1) / chunks, multiple);
-    return (struct cut){count, size, (count + size - 1) / size};
+    int64_t chunks = div_up(count, largest);
+    int64_t size = mx_round_up(div_up(count, chunks), multiple);
+    return (struct cut){count, size, div_up(count, size)};
 }
 
 static struct cut cut_rows(int64_t rows) { return make_cut(rows, ROW_CHUNK, KERNEL_ROWS); }
@@ -505,12 +505,10 @@ static struct cut cut_rows(int64_t rows) { return make_cut(rows, ROW_CHUNK, KERN
 static struct cut cut_columns(int64_t columns, int64_t row_chunks, int threads) {
     int64_t largest = COLUMN_CHUNK;
     int64_t wanted = (int64_t)TASKS_PER_THREAD * threads;
-    while (largest > MIN_COLUMN_CHUNK && row_chunks * ((columns + largest - 1) / largest) < wanted)
+    while (largest > MIN_COLUMN_CHUNK && row_chunks * div_up(columns, largest) < wanted)
         largest /= 2;
     return make_cut(columns, largest, PANEL);
 }
-
-static inline int64_t element_bytes(enum mx_type type) { return type == MX_BF16 ? 2 : 4; }
 
 static int chunk_size(const struct cut *cut, int64_t chunk) {
     return min_int(cut->size, cut->count - chunk * cut->size);
@@ -575,7 +573,7 @@ static void rows_task(int64_t index, int thread, void *context) {
         .rows = chunk_size(&rows, row_chunk),
         .columns = chunk_size(&job->columns, column_chunk),
         .bias = args->bias && !padding ? args->bias + b_row : NULL,
-        .out = (char *)args->out + (row * args->n + column) * element_bytes(args->out_type),
+        .out = (char *)args->out + (row * args->n + column) * mx_type_bytes(args->out_type),
         .out_stride = args->n,
         .type = args->out_type,
     };
@@ -636,7 +634,7 @@ static void depth_task(int64_t index, int thread, void *context) {
         .depth = mx_round_up(tokens, MX_BLOCK),
         .rows = chunk_size(&job->rows, row_chunk),
         .columns = chunk_size(&job->columns, column_chunk),
-        .out = (char *)args->out + ((group * args->n + row) * args->k + column) * element_bytes(args->out_type),
+        .out = (char *)args->out + ((group * args->n + row) * args->k + column) * mx_type_bytes(args->out_type),
         .out_stride = args->k,
         .type = args->out_type,
         .accumulate = args->accumulate,

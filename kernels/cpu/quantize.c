@@ -88,10 +88,6 @@ struct tile {
     int width;        // columns of the transposed copy, zeros from `tokens` on
 };
 
-[[gnu::always_inline]] static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-[[gnu::always_inline]] static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
-[[gnu::always_inline]] static inline int64_t element_size(int32_t type) { return type == MX_BF16 ? 2 : 4; }
-
 [[gnu::always_inline]] static inline words load_block(const char *x, int32_t type) {
     if (type == MX_BF16)
         return *(const loose_words *)x;
@@ -102,7 +98,7 @@ struct tile {
 // The first `count` elements, then zeros.
 [[gnu::always_inline]] static inline words load_part(const char *x, int count, int32_t type) {
     alignas(64) char padded[MX_BLOCK * 4] = {};
-    memcpy(padded, x, (size_t)(count * element_size(type)));
+    memcpy(padded, x, (size_t)(count * mx_type_bytes(type)));
     return load_block(padded, type);
 }
 
@@ -116,7 +112,7 @@ struct tile {
             int part = whole ? MX_BLOCK : cols - b * MX_BLOCK;
             if (part <= 0)
                 break;
-            const char *from = x + r * stride + b * (MX_BLOCK * element_size(type));
+            const char *from = x + r * stride + b * (MX_BLOCK * mx_type_bytes(type));
             words v = part >= MX_BLOCK ? load_block(from, type) : load_part(from, part, type);
             signed_words magnitude = (signed_words)(v & 0x7fff);
             s->x[r][b] = v;
@@ -125,7 +121,7 @@ struct tile {
             if (want_cols)
                 col_amax[b] = __builtin_elementwise_max(col_amax[b], magnitude);
         }
-        for (int i = 0; i < TILE * element_size(type); i += LINE)
+        for (int i = 0; i < TILE * mx_type_bytes(type); i += LINE)
             __builtin_prefetch(next + r * stride + i, 0, 2);
     }
     memcpy(s->col.amax, col_amax, sizeof col_amax);
@@ -300,7 +296,7 @@ static void repair_block(const char *x, int64_t x_step, int count, int32_t type,
 
 [[gnu::noinline]] static void repair_rows(struct staging *s, const char *x, int64_t stride, int rows, int cols,
                                           int32_t type) {
-    int64_t size = element_size(type);
+    int64_t size = mx_type_bytes(type);
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < cols; c += MX_BLOCK) {
             uint32_t scale = s->row.scale[r * BLOCKS + c / MX_BLOCK];
@@ -313,7 +309,7 @@ static void repair_block(const char *x, int64_t x_step, int count, int32_t type,
                                           int32_t type) {
     for (int c = 0; c < cols; c++)
         if (!is_fast(s->col.scale[c]))
-            repair_block(x + c * element_size(type), stride, rows, type, s->col.scale[c], &s->col_codes[top][c], TILE);
+            repair_block(x + c * mx_type_bytes(type), stride, rows, type, s->col.scale[c], &s->col_codes[top][c], TILE);
 }
 
 // Copies blocks of codes. A line with only half of it here goes by the caches, where the other half will meet it.
@@ -342,7 +338,7 @@ static void repair_block(const char *x, int64_t x_step, int count, int32_t type,
 // Sends the band's rows of the row-blocked copy.
 static void flush_rows(const struct plan *plan, const struct tile *tile, const struct staging *s, int top, int rows) {
     const struct mx_quantize_args *args = plan->args;
-    int blocks = (tile->cols + MX_BLOCK - 1) / MX_BLOCK;
+    int blocks = div_up32(tile->cols, MX_BLOCK);
     int64_t start = (tile->matrix * args->rows + tile->row + top) * args->row_k + tile->col;
     uint8_t *data = args->row_data + start, *scale = args->row_scale + start / MX_BLOCK;
     for (int r = 0; r < rows; r++) {
@@ -408,7 +404,7 @@ static void flush_cols(const struct plan *plan, const struct tile *tile, struct 
 // `following` is what to fetch ahead at the end of the tile.
 static void quantize_tile(const struct plan *plan, const struct tile *tile, const char *following, struct staging *s) {
     const struct mx_quantize_args *args = plan->args;
-    int64_t stride = args->cols * element_size(args->x_type);
+    int64_t stride = args->cols * mx_type_bytes(args->x_type);
     bool want_rows = args->row_data, want_cols = args->col_data;
     for (int top = 0; top < tile->rows; top += MX_BLOCK) {
         int rows = (int)min64(tile->rows - top, MX_BLOCK);
@@ -416,7 +412,7 @@ static void quantize_tile(const struct plan *plan, const struct tile *tile, cons
         load_band(s, x, next, stride, rows, tile->cols, args->x_type, want_rows, want_cols);
         bool slow_rows = want_rows && find_scales(&s->row, plan->threshold);
         bool slow_cols = want_cols && find_scales(&s->col, plan->threshold);
-        encode_band(s, top, rows, (tile->cols + MX_BLOCK - 1) / MX_BLOCK, want_rows, want_cols);
+        encode_band(s, top, rows, div_up32(tile->cols, MX_BLOCK), want_rows, want_cols);
         if (want_cols && rows < MX_BLOCK)
             memset(s->col_codes[top + rows], 0, (size_t)(MX_BLOCK - rows) * TILE);
         if (slow_rows)
@@ -456,7 +452,7 @@ static struct tile find_tile(const struct plan *plan, int64_t index, int64_t col
     }
     int64_t matrix = index / plan->tiles, row = start + (t - first_tile) * TILE;
     int rows = (int)max64(0, min64(end - row, TILE));
-    int64_t offset = ((matrix * args->rows + row) * args->cols + col) * element_size(args->x_type);
+    int64_t offset = ((matrix * args->rows + row) * args->cols + col) * mx_type_bytes(args->x_type);
     return (struct tile){
         .x = rows ? (const char *)args->x + offset : nullptr,
         .matrix = matrix,
@@ -478,7 +474,7 @@ static void quantize_strip(int64_t index, int, void *context) {
     for (; col < end; col += TILE) {
         struct tile tile = find_tile(plan, token_tile, col);
         const char *following =
-            tile.rows && col + TILE < end ? tile.x + TILE * element_size(plan->args->x_type) : tile.x;
+            tile.rows && col + TILE < end ? tile.x + TILE * mx_type_bytes(plan->args->x_type) : tile.x;
         quantize_tile(plan, &tile, following, &staging);
     }
 #if defined(__x86_64__)
@@ -494,14 +490,14 @@ int mx_cpu_quantize(const struct mx_quantize_args *args, const struct mx_exec *e
     if (args->offs && mx_cpu_check_offs(args->offs, args->groups, args->rows, 1, error))
         return 1;
     struct plan plan = {.args = args, .threshold = mx_rounding_threshold(args->rounding)};
-    plan.tiles = (args->rows + TILE - 1) / TILE;
+    plan.tiles = div_up(args->rows, TILE);
     plan.grouped = args->offs && args->col_data;
     if (plan.grouped) {
         int64_t *tile_end = exec->workspace, tiles = 0, start = 0;
         for (int64_t g = 0; g < args->groups; start = args->offs[g++])
-            tile_end[g] = tiles += (args->offs[g] - start + TILE - 1) / TILE;
+            tile_end[g] = tiles += div_up(args->offs[g] - start, TILE);
         if (args->row_data)
-            tiles += (args->rows - start + TILE - 1) / TILE;
+            tiles += div_up(args->rows - start, TILE);
         plan.tile_end = tile_end;
         plan.tiles = max64(tiles, args->col_k / TILE);
     }
@@ -509,9 +505,9 @@ int mx_cpu_quantize(const struct mx_quantize_args *args, const struct mx_exec *e
     int64_t col_bytes = args->col_data ? args->batch * args->cols * args->col_k : 0;
     plan.stream = row_bytes + col_bytes >= STREAM_BYTES;
 
-    int64_t tiles = args->batch * plan.tiles, across = (args->cols + TILE - 1) / TILE;
+    int64_t tiles = args->batch * plan.tiles, across = div_up(args->cols, TILE);
     int64_t task_tiles = max64(1, min64(tiles * across / TASKS_PER_THREAD / exec->threads, TASK_TILES));
     plan.task_cols = task_tiles * TILE;
-    plan.tasks_across = (across + task_tiles - 1) / task_tiles;
+    plan.tasks_across = div_up(across, task_tiles);
     return mx_cpu_run(tiles * plan.tasks_across, quantize_strip, &plan, exec, error);
 }

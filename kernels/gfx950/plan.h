@@ -87,16 +87,12 @@ struct mx_gfx950_plan {
     int32_t blocks, prepare_blocks;            // grids
 };
 
-static inline int64_t mx_gfx950_div_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
-static inline int64_t mx_gfx950_max(int64_t a, int64_t b) { return a > b ? a : b; }
-static inline int64_t mx_gfx950_min(int64_t a, int64_t b) { return a < b ? a : b; }
-
 // How many of the tiles that cover so many columns have 320 rather than 256: least over, then fewest tiles. Five of 256
 // are four of 320, so 0 to 4 of 256 are enough: exact for every multiple of 64 from 768 up.
 static inline int32_t mx_gfx950_wide_tiles(int64_t cols) {
     int64_t best = 0, least = INT64_MAX;
     for (int64_t narrow = 0; narrow <= 4; narrow++) {
-        const int64_t wide = mx_gfx950_div_up(mx_gfx950_max(cols - 256 * narrow, 0), 320);
+        const int64_t wide = div_up(max64(cols - 256 * narrow, 0), 320);
         if (320 * wide + 256 * narrow < least)
             best = wide, least = 320 * wide + 256 * narrow;
     }
@@ -109,24 +105,22 @@ static inline void mx_gfx950_plan_cols(struct mx_gfx950_plan *plan, int64_t cols
     plan->tile_cols = wide ? 256 : tile_cols;
     plan->wide_tiles = wide ? mx_gfx950_wide_tiles(cols) : 0;
     plan->b_lane_scales = wide ? MX_GFX950_WIDE_LANE_SCALES : MX_GFX950_LANE_SCALES;
-    plan->col_tiles = plan->wide_tiles +
-                      (int32_t)mx_gfx950_div_up(mx_gfx950_max(cols - 320ll * plan->wide_tiles, 0), plan->tile_cols);
+    plan->col_tiles = plan->wide_tiles + (int32_t)div_up(max64(cols - 320ll * plan->wide_tiles, 0), plan->tile_cols);
 }
 
 static inline void mx_gfx950_finish_plan(struct mx_gfx950_plan *plan, const struct mx_gfx950_kernel *kernel,
                                          int64_t tiles, int64_t a_blocks, int64_t b_blocks) {
     const int64_t row = 2 * plan->bodies * 64; // lanes
-    const int64_t chunks = mx_gfx950_div_up(plan->bodies, MX_GFX950_BODIES_PER_BLOCK);
+    const int64_t chunks = div_up(plan->bodies, MX_GFX950_BODIES_PER_BLOCK);
     plan->tiles = (int32_t)mx_round_up(tiles, (int64_t)4 * MX_GFX950_XCDS);
-    plan->blocks = kernel->flags & PERSISTENT ? (int32_t)mx_gfx950_min(plan->tiles, MX_GFX950_CUS) : plan->tiles;
+    plan->blocks = kernel->flags & PERSISTENT ? (int32_t)min64(plan->tiles, MX_GFX950_CUS) : plan->tiles;
     plan->counters = plan->tiles * (int64_t)sizeof(struct mx_gfx950_tile);
     plan->a_scale = plan->counters + (int64_t)MX_GFX950_XCDS * MX_GFX950_COUNTER_BYTES;
     plan->b_scale = plan->a_scale + a_blocks * row * MX_GFX950_LANE_SCALES;
     plan->bytes = plan->b_scale + b_blocks * row * plan->b_lane_scales;
     plan->a_chunks = (int32_t)(a_blocks * chunks);
     plan->b_chunks = (int32_t)(b_blocks * chunks);
-    plan->prepare_blocks =
-        (int32_t)mx_gfx950_div_up(plan->tiles, MX_GFX950_TILES_PER_BLOCK) + plan->a_chunks + plan->b_chunks;
+    plan->prepare_blocks = (int32_t)div_up(plan->tiles, MX_GFX950_TILES_PER_BLOCK) + plan->a_chunks + plan->b_chunks;
 }
 
 // out[r] = a[r] . b[g]^T: row tiles begin at each group's first row; the rows past the last group are a group as well.
@@ -135,7 +129,7 @@ static inline struct mx_gfx950_plan mx_gfx950_plan_rows(const struct mx_rows_arg
     struct mx_gfx950_plan plan = {.workspace = (uint8_t *)workspace, .tile_rows = kernel->tile_rows};
     mx_gfx950_plan_cols(&plan, args->n, kernel->tile_cols);
     plan.row_tiles = (int32_t)((args->m + (kernel->tile_rows - 1) * (args->groups + 1)) / kernel->tile_rows);
-    plan.bodies = args->k ? mx_gfx950_div_up(args->k, MX_GFX950_BODY) : 1;
+    plan.bodies = args->k ? div_up(args->k, MX_GFX950_BODY) : 1;
     mx_gfx950_finish_plan(&plan, kernel, (int64_t)plan.row_tiles * plan.col_tiles, plan.row_tiles,
                           args->groups * plan.col_tiles);
     return plan;
@@ -146,7 +140,7 @@ static inline struct mx_gfx950_plan mx_gfx950_plan_depth(const struct mx_depth_a
                                                          const struct mx_gfx950_kernel *kernel) {
     struct mx_gfx950_plan plan = {.workspace = (uint8_t *)workspace, .tile_rows = kernel->tile_rows};
     mx_gfx950_plan_cols(&plan, args->k, kernel->tile_cols);
-    plan.row_tiles = (int32_t)mx_gfx950_div_up(args->n, kernel->tile_rows);
+    plan.row_tiles = (int32_t)div_up(args->n, kernel->tile_rows);
     plan.bodies = (args->depth + (MX_GFX950_BODY - MX_BLOCK) * args->groups) / MX_GFX950_BODY;
     mx_gfx950_finish_plan(&plan, kernel, args->groups * plan.row_tiles * plan.col_tiles, plan.row_tiles,
                           plan.col_tiles);
@@ -171,20 +165,19 @@ struct mx_gfx950_problem {
 // what a tile does not overlap, a persistent kernel saves some 2048 cycles in each round after the first, if
 // contractions are whole bodies.
 static inline int64_t mx_gfx950_cycles(struct mx_gfx950_problem problem, const struct mx_gfx950_kernel *kernel) {
-    const int64_t bodies = mx_gfx950_div_up(problem.depth, MX_GFX950_BODY), tile_rows = kernel->tile_rows;
+    const int64_t bodies = div_up(problem.depth, MX_GFX950_BODY), tile_rows = kernel->tile_rows;
     struct mx_gfx950_plan plan;
     mx_gfx950_plan_cols(&plan, problem.cols, kernel->tile_cols);
-    int64_t row_tiles = mx_gfx950_div_up(problem.rows, tile_rows);
+    int64_t row_tiles = div_up(problem.rows, tile_rows);
     if (problem.groups)
-        row_tiles =
-            mx_gfx950_max(mx_gfx950_min(problem.rows, problem.groups), problem.rows / tile_rows + problem.groups / 2);
+        row_tiles = max64(min64(problem.rows, problem.groups), problem.rows / tile_rows + problem.groups / 2);
     const int64_t tiles = problem.products * row_tiles * plan.col_tiles;
     const int64_t all_cols =
         plan.wide_tiles * mx_gfx950_tile_cycles(tile_rows, 320, bodies) +
         (plan.col_tiles - plan.wide_tiles) * mx_gfx950_tile_cycles(tile_rows, plan.tile_cols, bodies);
-    const int64_t rounds = mx_gfx950_div_up(tiles, MX_GFX950_CUS);
+    const int64_t rounds = div_up(tiles, MX_GFX950_CUS);
     const int saves = (kernel->flags & PERSISTENT) && problem.depth >= MX_GFX950_BODY && rounds > 1;
-    return rounds * all_cols / mx_gfx950_max(plan.col_tiles, 1) - (saves ? (rounds - 1) * 2048 : 0);
+    return rounds * all_cols / max64(plan.col_tiles, 1) - (saves ? (rounds - 1) * 2048 : 0);
 }
 
 // The kernel that writes such an output, flags PLAIN, ANY or ANY | ADD, in the fewest cycles; the first such line of
@@ -212,8 +205,7 @@ static inline int mx_gfx950_choose_rows(const struct mx_rows_args *args) {
 }
 
 static inline int mx_gfx950_choose_depth(const struct mx_depth_args *args) {
-    const struct mx_gfx950_problem problem = {args->groups, args->n, 0, args->k,
-                                              args->depth / mx_gfx950_max(args->groups, 1)};
+    const struct mx_gfx950_problem problem = {args->groups, args->n, 0, args->k, args->depth / max64(args->groups, 1)};
     const int any = mx_gfx950_needs_any(args->k, args->out);
     return mx_gfx950_choose(mx_gfx950_depth_kernels, sizeof mx_gfx950_depth_kernels / sizeof *mx_gfx950_depth_kernels,
                             problem, args->out_type,

@@ -35,8 +35,6 @@ static LDS uint32_t scan_memory[2][THREADS] __attribute__((loader_uninitialized)
 
 INLINE uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 INLINE uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
-INLINE int32_t min_i32(int32_t a, int32_t b) { return a < b ? a : b; }
-INLINE int32_t max_i32(int32_t a, int32_t b) { return a > b ? a : b; }
 
 // The sum (or maximum) of the values of all threads before this one. Every thread of the block calls it.
 INLINE uint32_t scan(uint32_t value, int maximum) {
@@ -70,11 +68,16 @@ struct walk {
     uint32_t end, column, number; // before the next group: offset, column (OWN_DEPTH), units
 };
 
+INLINE uint32_t offset_of(const struct walk *w, int32_t group) {
+    __builtin_assume(w->limit >= 0); // so that the comparison is unsigned, as those after it are
+    return (uint32_t)mx_clamp_offset(w->offs[group], w->limit);
+}
+
 INLINE struct unit next_group(struct walk *w) {
     const uint32_t limit = (uint32_t)w->limit, begin = w->end;
     uint32_t end = limit;
     if (w->group < w->groups)
-        end = max_u32(begin, min_u32((uint32_t)max_i32(w->offs[w->group], 0), limit));
+        end = max_u32(begin, offset_of(w, w->group));
     struct unit u = {(int32_t)begin, (int32_t)(end - begin), w->group, (int32_t)w->number};
     if (w->layout == PLAIN_DEPTH) {
         u.begin = (int32_t)(begin & ~(MX_BLOCK - 1u));
@@ -93,12 +96,11 @@ INLINE struct unit next_group(struct walk *w) {
 
 // Brings a walk, set up but for its last five fields, to the start of this thread's share. Every thread calls it.
 INLINE void start_walk(struct walk *w) {
-    const int32_t all = w->groups + (w->layout == ROWS), share = (all + THREADS - 1) / THREADS;
-    const int32_t first = min_i32((int32_t)thread_id() * share, all);
-    w->stop = min_i32(first + share, all);
+    const int32_t all = w->groups + (w->layout == ROWS), share = div_up32(all, THREADS);
+    const int32_t first = min32((int32_t)thread_id() * share, all);
+    w->stop = min32(first + share, all);
     uint32_t largest = 0;
-    ROLLED for (int32_t g = first; g < min_i32(w->stop, w->groups); g++) largest =
-        max_u32(largest, min_u32((uint32_t)max_i32(w->offs[g], 0), (uint32_t)w->limit));
+    ROLLED for (int32_t g = first; g < min32(w->stop, w->groups); g++) largest = max_u32(largest, offset_of(w, g));
     const uint32_t end = scan(largest, 1);
     struct walk ahead = *w;
     ahead.group = first, ahead.end = end, ahead.column = ahead.number = 0;
@@ -115,7 +117,7 @@ INLINE void find_units(struct walk w, int32_t first, int32_t count) {
     BLOCK_SYNC();
     ROLLED while (w.group < w.stop) {
         struct unit u = next_group(&w);
-        ROLLED for (int32_t i = max_i32(u.number, first); i < min_i32((int32_t)w.number, first + count); i++) {
+        ROLLED for (int32_t i = max32(u.number, first); i < min32((int32_t)w.number, first + count); i++) {
             int32_t skip = (i - u.number) * (int32_t)w.unit_size;
             units[i - first] = (struct unit){u.begin + skip, u.length - skip, u.group, u.number};
         }
@@ -168,7 +170,7 @@ INLINE GLOBAL uint8_t *scales_of(const struct mx_gfx950_plan *plan, bool is_b, i
 }
 
 INLINE struct chunk find_chunk(const struct mx_gfx950_plan *plan, int32_t block) {
-    const int32_t chunks = (int32_t)mx_gfx950_div_up(plan->bodies, MX_GFX950_BODIES_PER_BLOCK);
+    const int32_t chunks = (int32_t)div_up(plan->bodies, MX_GFX950_BODIES_PER_BLOCK);
     struct chunk c = {.is_b = block >= plan->a_chunks};
     block -= c.is_b ? plan->a_chunks : 0;
     c.row_block = block / chunks;
@@ -230,8 +232,8 @@ INLINE void shuffle_depth(struct chunk c, const GLOBAL uint8_t *src, int64_t row
     ROLLED for (int32_t i = (int32_t)(thread_id() >> 7); i < MX_GFX950_BODIES_PER_BLOCK; i += 2) {
         const struct unit u = units[i];
         if (u.length > 0)
-            shuffle_body(c, c.first_body + i, src + u.begin / MX_BLOCK, row_scales, rows,
-                         min_i32(u.length / MX_BLOCK, 8), thread_id() & 127);
+            shuffle_body(c, c.first_body + i, src + u.begin / MX_BLOCK, row_scales, rows, min32(u.length / MX_BLOCK, 8),
+                         thread_id() & 127);
     }
 }
 
@@ -255,21 +257,19 @@ INLINE void tile_position(uint32_t at, uint32_t rows, uint32_t cols, uint32_t *r
     *row = 2 * band + (high == 2 ? in_band & 1 : 0);
 }
 
-INLINE int64_t type_bytes(int32_t type) { return type == MX_BF16 ? 2 : 4; }
-
 INLINE struct mx_gfx950_buffer buffer_of(uint64_t address, uint32_t bytes) {
     return (struct mx_gfx950_buffer){{(uint32_t)address, (uint32_t)(address >> 32) & 0xffff, bytes, 0x20000}};
 }
 
 INLINE void set_depth(struct mx_gfx950_tile *tile, int32_t depth) {
     tile->extent.depth = depth;
-    tile->extent.bodies = (depth + MX_GFX950_BODY - 1) / MX_GFX950_BODY;
+    tile->extent.bodies = div_up32(depth, MX_GFX950_BODY);
 }
 
 // `rows` rows of an operand from `data`, of which the buffer gets up to `most` from row `first`.
 INLINE struct mx_gfx950_buffer rows_buffer(const struct mx_gfx950_tile *tile, const uint8_t *data, int64_t stride,
                                            int32_t rows, int32_t first, int32_t most) {
-    const int32_t left = min_i32(rows - first, most);
+    const int32_t left = min32(rows - first, most);
     const int32_t bytes = (left - 1) * (int32_t)stride + tile->extent.depth + MX_GFX950_FILL_BIAS;
     return buffer_of((uintptr_t)data + (uint64_t)(first * stride - MX_GFX950_FILL_BIAS),
                      left > 0 ? (uint32_t)bytes : 0);
@@ -293,7 +293,7 @@ INLINE void describe_operand(const struct mx_gfx950_plan *plan, struct mx_gfx950
 
 // Columns of tiles: the wide ones first.
 INLINE int64_t first_col_of(const struct mx_gfx950_plan *plan, int32_t col_tile) {
-    return (int64_t)col_tile * plan->tile_cols + 64 * min_i32(col_tile, plan->wide_tiles);
+    return (int64_t)col_tile * plan->tile_cols + 64 * min32(col_tile, plan->wide_tiles);
 }
 INLINE int32_t cols_of(const struct mx_gfx950_plan *plan, int32_t col_tile, int64_t all) {
     const int64_t left = all - first_col_of(plan, col_tile);
@@ -330,13 +330,13 @@ KERNEL void mx_prepare_rows_gfx950(struct mx_rows_args args, struct mx_gfx950_pl
                 const struct unit u = units[(int32_t)row - first_row];
                 const int64_t first_col = first_col_of(&plan, (int32_t)col), b_row = u.group * args.n + first_col;
                 const int padding = u.group == args.groups;
-                tile.out = (char *)args.out + (u.begin * args.n + first_col) * type_bytes(args.out_type);
+                tile.out = (char *)args.out + (u.begin * args.n + first_col) * mx_type_bytes(args.out_type);
                 tile.bias = args.bias && !padding ? args.bias + b_row : 0;
-                tile.extent.rows = min_i32(u.length, plan.tile_rows);
+                tile.extent.rows = min32(u.length, plan.tile_rows);
                 tile.extent.cols = cols_of(&plan, (int32_t)col, args.n);
                 if (!padding && u.length > 0) {
                     set_depth(&tile, (int32_t)args.k);
-                    tile.extent.bodies = max_i32(1, tile.extent.bodies); // of zeros when k is 0: the bias counts still
+                    tile.extent.bodies = max32(1, tile.extent.bodies); // of zeros when k is 0: the bias counts still
                     describe_operand(&plan, &tile, 0, args.a + u.begin * args.k, args.k, tile.extent.rows, row, 0);
                     describe_operand(&plan, &tile, 1, args.b + b_row * args.k, args.k, tile.extent.cols,
                                      (int64_t)u.group * plan.col_tiles + col, 0);
@@ -358,7 +358,7 @@ KERNEL void mx_prepare_rows_gfx950(struct mx_rows_args args, struct mx_gfx950_pl
     const struct unit u = units[0];
     if (u.length > 0 && u.group < walk.groups)
         shuffle_rows(chunk, plan.bodies, (const GLOBAL uint8_t *)args.a_scale + u.begin * row_scales, row_scales,
-                     min_i32(u.length, plan.tile_rows));
+                     min32(u.length, plan.tile_rows));
 }
 
 KERNEL void mx_prepare_depth_gfx950(struct mx_depth_args args, struct mx_gfx950_plan plan) {
@@ -387,10 +387,10 @@ KERNEL void mx_prepare_depth_gfx950(struct mx_depth_args args, struct mx_gfx950_
                 const struct unit u = units[place - first_group];
                 const int64_t first_row = (int64_t)row * plan.tile_rows, first_col = first_col_of(&plan, (int32_t)col);
                 tile.out = (char *)args.out +
-                           ((u.group * args.n + first_row) * args.k + first_col) * type_bytes(args.out_type);
+                           ((u.group * args.n + first_row) * args.k + first_col) * mx_type_bytes(args.out_type);
                 tile.extent.rows =
-                    min_i32(args.n - first_row < plan.tile_rows ? (int32_t)(args.n - first_row) : plan.tile_rows,
-                            args.accumulate && !u.length ? 0 : plan.tile_rows);
+                    min32(args.n - first_row < plan.tile_rows ? (int32_t)(args.n - first_row) : plan.tile_rows,
+                          args.accumulate && !u.length ? 0 : plan.tile_rows);
                 tile.extent.cols = cols_of(&plan, (int32_t)col, args.k);
                 set_depth(&tile, u.length);
                 describe_operand(&plan, &tile, 0, args.a + first_row * args.depth + u.begin, args.depth,

@@ -79,8 +79,6 @@ struct blocks {
 
 INLINE uint32_t lane_id(void) { return thread_id() % WAVE; }
 INLINE uint32_t wave_id(void) { return uniform(thread_id() / WAVE); }
-INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 INLINE int32_t clamp_tile(int64_t n) { return (int32_t)max64(0, min64(n, TILE)); }
 
 // Blocks of the grid along axis 0..2: the first hidden arguments.

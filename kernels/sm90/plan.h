@@ -95,8 +95,6 @@ struct mx_sm90_plan {
 // A count as plans have them. Where one is cut to INT32_MAX, the launcher refuses the call.
 static inline int32_t mx_sm90_count(int64_t n) { return n < INT32_MAX ? (int32_t)n : INT32_MAX; }
 
-static inline int64_t mx_sm90_div_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
-
 static inline int64_t mx_sm90_place(int64_t *end, int64_t bytes) {
     const int64_t at = *end;
     *end += mx_round_up(bytes, 64);
@@ -106,7 +104,7 @@ static inline int64_t mx_sm90_place(int64_t *end, int64_t bytes) {
 // Lays the workspace out and sets the grids. One row block more than counted: a tile of P always reads two.
 static inline void mx_sm90_finish_plan(struct mx_sm90_plan *plan, int64_t tiles, int64_t p_blocks, int64_t q_blocks,
                                        int64_t p_refs, int64_t q_refs, int64_t scale_blocks, int32_t multiprocessors) {
-    const int64_t tile_blocks = mx_sm90_div_up(tiles, MX_SM90_PREPARE_THREADS);
+    const int64_t tile_blocks = div_up(tiles, MX_SM90_PREPARE_THREADS);
     plan->tiles = mx_sm90_count(tiles);
     mx_sm90_place(&plan->bytes, tiles * (int64_t)sizeof(struct mx_sm90_tile)); // at 0
     plan->p_scale = mx_sm90_place(&plan->bytes, (p_blocks + 1) * plan->steps * MX_SM90_SCALE_BYTES);
@@ -121,8 +119,8 @@ static inline void mx_sm90_finish_plan(struct mx_sm90_plan *plan, int64_t tiles,
 // So many that all blocks of prepare run at once, four a multiprocessor, with those that write tiles if these are few.
 static inline int32_t mx_sm90_units_at_once(int64_t units, int64_t tiles, int32_t multiprocessors) {
     const int64_t least = 3 * (int64_t)multiprocessors;
-    const int64_t left = 4 * (int64_t)multiprocessors - mx_sm90_div_up(tiles, MX_SM90_PREPARE_THREADS);
-    const int64_t each = mx_sm90_div_up(units, left > least ? left : least);
+    const int64_t left = 4 * (int64_t)multiprocessors - div_up(tiles, MX_SM90_PREPARE_THREADS);
+    const int64_t each = div_up(units, left > least ? left : least);
     return each < 1 ? 1 : each < MX_SM90_MAX_UNITS ? (int32_t)each : MX_SM90_MAX_UNITS;
 }
 
@@ -133,8 +131,8 @@ static inline int32_t mx_sm90_unaligned(const uint8_t *a, const uint8_t *b) {
 // Whether gemm_rows takes P from the weights: tiles of 128 instead of 256 tokens waste less where groups are short, and
 // tiles of 256 weight rows more where n is narrow; storing them transposed costs as much as a tenth of the products.
 static inline int mx_sm90_choose_swapped(const struct mx_rows_args *args) {
-    const int64_t as_is = (2 * args->m + MX_SM90_P * args->groups) * mx_sm90_div_up(args->n, MX_SM90_Q);
-    const int64_t swapped = (2 * args->m + MX_SM90_Q * args->groups) * 2 * mx_sm90_div_up(args->n, MX_SM90_P);
+    const int64_t as_is = (2 * args->m + MX_SM90_P * args->groups) * div_up(args->n, MX_SM90_Q);
+    const int64_t swapped = (2 * args->m + MX_SM90_Q * args->groups) * 2 * div_up(args->n, MX_SM90_P);
     return swapped * 11 < as_is * 10;
 }
 
@@ -144,7 +142,7 @@ static inline struct mx_sm90_plan mx_sm90_plan_rows(const struct mx_rows_args *a
     struct mx_sm90_plan plan = {.workspace = (uint8_t *)workspace, .swapped = swapped, .raster = 8};
     const int64_t token_rows = swapped ? MX_SM90_Q : MX_SM90_P, weight_rows = swapped ? MX_SM90_P : MX_SM90_Q;
     const int64_t token_tiles = (args->m + (token_rows - 1) * (args->groups + 1)) / token_rows;
-    const int64_t weight_tiles = mx_sm90_div_up(args->n, weight_rows);
+    const int64_t weight_tiles = div_up(args->n, weight_rows);
     const int64_t token_blocks = (args->m + (MX_SM90_ROW_BLOCK - 1) * args->groups) / MX_SM90_ROW_BLOCK;
     const int64_t group_blocks = weight_tiles * weight_rows / MX_SM90_ROW_BLOCK;
     const int64_t weight_blocks = args->groups * group_blocks;
@@ -153,17 +151,16 @@ static inline struct mx_sm90_plan mx_sm90_plan_rows(const struct mx_rows_args *a
     plan.p_map = swapped ? weights : tokens;
     plan.q_map = swapped ? tokens : weights;
     plan.copies = mx_sm90_unaligned(args->a, args->b);
-    plan.steps = mx_sm90_count(mx_sm90_div_up(args->k, MX_SM90_STEP));
+    plan.steps = mx_sm90_count(div_up(args->k, MX_SM90_STEP));
     plan.p_tiles = plan.q_tiles = mx_sm90_count(weight_tiles);
     plan.token_blocks = mx_sm90_count(token_blocks);
     plan.group_blocks = mx_sm90_count(group_blocks);
     plan.weight_blocks = mx_sm90_count(weight_blocks);
     const int64_t p_blocks = swapped ? weight_blocks : token_blocks;
     const int64_t q_blocks = swapped ? token_blocks : weight_blocks;
-    const int64_t token_units = mx_sm90_div_up(token_blocks, 2), weight_units = mx_sm90_div_up(weight_blocks, 2);
+    const int64_t token_units = div_up(token_blocks, 2), weight_units = div_up(weight_blocks, 2);
     plan.units_at_once = mx_sm90_units_at_once(token_units + weight_units, token_tiles * weight_tiles, multiprocessors);
-    const int64_t scale_blocks =
-        mx_sm90_div_up(token_units, plan.units_at_once) + mx_sm90_div_up(weight_units, plan.units_at_once);
+    const int64_t scale_blocks = div_up(token_units, plan.units_at_once) + div_up(weight_units, plan.units_at_once);
     mx_sm90_finish_plan(&plan, token_tiles * weight_tiles, p_blocks, q_blocks, p_blocks, q_blocks, scale_blocks,
                         multiprocessors);
     return plan;
@@ -176,17 +173,16 @@ static inline struct mx_sm90_plan mx_sm90_plan_depth(const struct mx_depth_args 
     plan.p_map = (struct mx_sm90_map){args->a, args->n, args->depth};
     plan.q_map = (struct mx_sm90_map){args->b, args->k, args->depth};
     plan.copies = mx_sm90_unaligned(args->a, args->b);
-    const int64_t p_tiles = mx_sm90_div_up(args->n, MX_SM90_P), q_tiles = mx_sm90_div_up(args->k, MX_SM90_Q);
+    const int64_t p_tiles = div_up(args->n, MX_SM90_P), q_tiles = div_up(args->k, MX_SM90_Q);
     const int64_t p_blocks = p_tiles * (MX_SM90_P / MX_SM90_ROW_BLOCK), q_blocks = q_tiles;
     plan.steps = mx_sm90_count((args->depth + (MX_SM90_STEP - MX_BLOCK) * args->groups) / MX_SM90_STEP);
     plan.p_tiles = mx_sm90_count(p_tiles);
     plan.q_tiles = mx_sm90_count(q_tiles);
     plan.p_blocks = mx_sm90_count(p_blocks);
     plan.q_blocks = mx_sm90_count(q_blocks);
-    const int64_t p_units = args->groups * p_tiles, q_units = args->groups * mx_sm90_div_up(q_blocks, 2);
+    const int64_t p_units = args->groups * p_tiles, q_units = args->groups * div_up(q_blocks, 2);
     plan.units_at_once = mx_sm90_units_at_once(p_units + q_units, args->groups * p_tiles * q_tiles, multiprocessors);
-    const int64_t scale_blocks =
-        mx_sm90_div_up(p_units, plan.units_at_once) + mx_sm90_div_up(q_units, plan.units_at_once);
+    const int64_t scale_blocks = div_up(p_units, plan.units_at_once) + div_up(q_units, plan.units_at_once);
     mx_sm90_finish_plan(&plan, args->groups * p_tiles * q_tiles, p_blocks, q_blocks, args->groups * p_blocks,
                         args->groups * q_blocks, scale_blocks, multiprocessors);
     return plan;

@@ -77,7 +77,7 @@ INLINE void load_bounds(struct groups groups, int32_t base, struct sums before) 
     ROLLED for (int32_t first = 0; first < count; first += THREADS) {
         const int32_t i = first + t;
         const int32_t given = i < count ? groups.offs[base + i] : 0;
-        const int32_t bound = min32(max32(given, 0), groups.tokens) & -groups.multiple;
+        const int32_t bound = mx_clamp_offset(given, groups.tokens) & -groups.multiple;
         const int32_t end = scan(ends + first, max32(bound, before.end), 1);
         const int32_t length = end - (t ? ends[i - 1] : before.end);
         scan(unit_sums + first, div_up32(length, groups.unit) + (t ? 0 : before.units), 0);

@@ -83,8 +83,6 @@ INLINE uint32_t lane_id(void) { return thread_id() % WARP; }
 INLINE uint32_t warp_id(void) { return thread_id() / WARP; }
 INLINE uint32_t lane_row(void) { return warp_id() / 2 * MX_BLOCK + lane_id() / CHUNK * CHUNK; }
 INLINE uint32_t lane_col(void) { return warp_id() % 2 * WARP_COLS + lane_id() % CHUNK * CHUNK; }
-INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 INLINE int32_t clamp_tile(int64_t n) { return (int32_t)max64(0, min64(n, TILE)); }
 
 INLINE uint32_t low_halves(uint32_t a, uint32_t b) { return (a & 0xffff) | b << 16; }

@@ -1,10 +1,6 @@
-// Small integers and words of four bytes, on sm_90's device side. Plain C, which needs INLINE.
+// Words of four bytes, on sm_90's device side. Plain C, which needs INLINE.
 #pragma once
-#include <stdint.h>
-
-INLINE int32_t min32(int32_t a, int32_t b) { return a < b ? a : b; }
-INLINE int32_t max32(int32_t a, int32_t b) { return a > b ? a : b; }
-INLINE int32_t div_up32(int32_t n, int32_t by) { return (n + by - 1) / by; }
+#include "../mx_math.h"
 
 // Nonzero when a byte of x is 0.
 INLINE uint32_t has_zero_byte(uint32_t x) { return (x - 0x01010101) & ~x & 0x80808080; }
