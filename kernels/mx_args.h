@@ -19,12 +19,19 @@ enum mx_type { MX_BF16, MX_F32 };
 static inline int64_t mx_type_bytes(int32_t type) { return type == MX_BF16 ? 2 : 4; }
 
 // One line per rounding mode: name, largest 23-bit mantissa of a block's amax that does NOT move its scale up one
-// binade. The scale's exponent is exponent(amax) - 8 + (mantissa > threshold), never below 0.
+// binade. The scale's exponent is exponent(amax) - 8 + (mantissa > threshold), never below 0. The quantizers decide
+// that on a bf16 whose last bit stands for all bits that float32 has below as well (mx_word_of): the last 17 bits of a
+// threshold must be equal.
 #define MX_ROUNDING_MODES(X)                                                                                           \
     X(rceil, 0x600000) /* up when amax > 448 * 2^e: nothing saturates */                                               \
     X(floor, 0x7fffff) /* never: amax in (448, 512) * 2^e saturates */                                                 \
     X(ceil, 0x000000)  /* up unless amax is a power of two */                                                          \
     X(even, 0x77ffff)  /* up when amax rounded to E4M3's mantissa carries into the next binade */
+
+#define MX_ROUNDING_CHECK(name, threshold)                                                                             \
+    static_assert(((threshold) & 0x1ffff) == 0 || ((threshold) & 0x1ffff) == 0x1ffff, #name);
+MX_ROUNDING_MODES(MX_ROUNDING_CHECK)
+#undef MX_ROUNDING_CHECK
 
 enum mx_rounding {
 #define MX_ROUNDING_ENUM(name, threshold) MX_ROUND_##name,

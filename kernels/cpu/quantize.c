@@ -28,7 +28,6 @@ enum {
     TASK_TILES = 8,         // side by side in one task, at most
     TASKS_PER_THREAD = 4,   // wanted, so that threads finish together
     FAST_SCALE = 11,        // from here on any |x| < 2^-126 becomes less than 2^-10, so 0
-    NAN_SCALE = 255,
     NAN_CODE = 0x7f,
     MAX_CODE = 0x7e, // 448
     // Codes are made with this much added, which puts MAX_CODE where packing to bytes saturates.
@@ -155,7 +154,7 @@ struct tile {
 #undef MX_LOAD
 }
 
-static bool is_fast(uint32_t scale) { return scale >= FAST_SCALE && scale != NAN_SCALE; }
+static bool is_fast(uint32_t scale) { return scale >= FAST_SCALE && scale != MX_SCALE_NAN; }
 
 // True when encode_band cannot do some block.
 [[gnu::noinline]] static bool find_scales(struct blocks *blocks, uint32_t threshold) {
@@ -256,7 +255,7 @@ static bool is_fast(uint32_t scale) { return scale >= FAST_SCALE && scale != NAN
 
 // Any value (its fp32 bits) under any scale.
 static uint8_t encode_exact(uint32_t bits, uint32_t scale) {
-    if (scale == NAN_SCALE)
+    if (scale == MX_SCALE_NAN)
         return NAN_CODE;
     uint8_t sign = (uint8_t)(bits >> 24 & 0x80);
     int exponent = (int)(bits >> 23 & 0xff);

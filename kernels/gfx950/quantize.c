@@ -29,6 +29,7 @@
 //           16 bytes are in or out whole, as those are multiples of 32.
 //
 // Sources: CDNA4 ISA, section 6 (conversions; of the scale operand the exponent byte alone counts), 11 (LDS: 64 banks).
+#include "../mx_scale.h"
 #include "device.h"
 
 enum {
@@ -39,16 +40,13 @@ enum {
     CHUNK = 8,           // rows and columns of a lane
     PAIRS = CHUNK / 2,   // a lane's blocks go by twos, 16 bits each
     GROUPS_PER_LANE = 4, // in find_tile
-    NAN_SCALE = 255,
     NAN_CODES = 0x7f7f7f7f,
-    SCALE_OFFSET = 8,  // from a block's exponent down to its scale: 448 is 1.75 * 2^8
-    INF_WORD = 0x7f80, // bf16
     // Below, bf16's subnormals count, and scale 0 is 2^-127, itself subnormal: what the scaled conversion makes of
     // either is not documented well enough to rely on.
     FAST_SCALE = 11,
 };
 
-typedef uint16_t pair __attribute__((ext_vector_type(2)));
+typedef mx_words pair;
 typedef uint32_t double_word __attribute__((ext_vector_type(2)));
 typedef u32x4 loose_quad __attribute__((aligned(2)));
 typedef uint32_t loose_word __attribute__((aligned(1)));
@@ -217,10 +215,6 @@ INLINE struct elements load(const GLOBAL char *x, int64_t stride, int32_t rows, 
 
 // -------------------------------------------------------------------------------------------------------------- scales
 
-// An fp32 magnitude as a bf16 that compares alike with bf16 values and with every threshold: its top half, with the
-// last bit set when any bit below is (round to odd).
-INLINE uint32_t word_of(uint32_t magnitude) { return magnitude >> 16 | ((magnitude & 0xffff) != 0); }
-
 // Largest magnitudes of the lane's own elements, of rows (0, 1), (2, 3), ... and of columns (0, 1), (2, 3), ...
 INLINE void lane_amax(const struct elements *e, int32_t type, struct blocks *rows, struct blocks *cols) {
     if (type == MX_BF16) {
@@ -247,8 +241,8 @@ INLINE void lane_amax(const struct elements *e, int32_t type, struct blocks *row
         }
     }
     UNROLL for (int p = 0; p < PAIRS; p++) {
-        rows->two[p] = word_of(row[2 * p]) | word_of(row[2 * p + 1]) << 16;
-        cols->two[p] = word_of(col[2 * p]) | word_of(col[2 * p + 1]) << 16;
+        rows->two[p] = mx_word_of(row[2 * p]) | mx_word_of(row[2 * p + 1]) << 16;
+        cols->two[p] = mx_word_of(col[2 * p]) | mx_word_of(col[2 * p + 1]) << 16;
     }
 }
 
@@ -300,30 +294,13 @@ INLINE struct blocks spread_cols(uint32_t v) {
     return (struct blocks){{a, b, c, d}};
 }
 
-// mx_scale_of_amax of two words. The sum carries into the exponent when the mantissa is above the threshold.
-INLINE pair scale_of_amax(pair amax, uint16_t bump) {
-    pair not_finite = (amax + (pair)(0x8000 - INF_WORD)) >> 15;
-    pair exponent = (__builtin_elementwise_max(amax + bump, (pair)(SCALE_OFFSET << 7)) >> 7) - SCALE_OFFSET;
-    return __builtin_elementwise_max(exponent, not_finite * (pair)NAN_SCALE);
-}
-
 // What encode_fast takes: blocks of zeros may have any scale.
 INLINE pair fast_scale(pair scale) {
-    return __builtin_elementwise_min(__builtin_elementwise_max(scale, (pair)FAST_SCALE), (pair)(NAN_SCALE - 1));
+    return __builtin_elementwise_min(__builtin_elementwise_max(scale, (pair)FAST_SCALE), (pair)(MX_SCALE_NAN - 1));
 }
 
 // Nonzero where that changes what comes out.
 INLINE pair is_special(pair scale, pair amax) { return __builtin_elementwise_min(fast_scale(scale) ^ scale, amax); }
-
-INLINE uint16_t threshold_bump(int32_t rounding) {
-    uint32_t threshold = 0;
-#define THRESHOLD(name, value)                                                                                         \
-    if (rounding == MX_ROUND_##name)                                                                                   \
-        threshold = value;
-    MX_ROUNDING_MODES(THRESHOLD)
-#undef THRESHOLD
-    return (uint16_t)(0x7f - (threshold >> 16));
-}
 
 // ------------------------------------------------------------------------------------------------------------ encoding
 
@@ -400,7 +377,7 @@ INLINE float_pair values_at(const struct elements *e, int i, int p, int32_t type
                         __builtin_bit_cast(float, e->word[i][p] & 0xffff0000)};
 }
 
-// 2^(127 - scale); negative for NAN_SCALE.
+// 2^(127 - scale); negative for MX_SCALE_NAN.
 INLINE float factor_at(const struct blocks *blocks, int i) {
     uint32_t scale = blocks->two[i / 2] >> i % 2 * 16 & 0xff;
     return __builtin_bit_cast(float, (254 - scale) << 23);
@@ -529,11 +506,11 @@ INLINE void quantize_tile(const struct mx_quantize_args *args, struct tile tile,
 
     struct blocks row_amax, col_amax;
     lane_amax(&e, type, &row_amax, &col_amax);
-    uint16_t bump = threshold_bump(args->rounding);
+    uint16_t bump = mx_rounding_bump(args->rounding);
     pair rows_pair = {}, cols_pair = {}, special = {};
     if (want_rows) {
         pair amax = as_pair(reduce_rows(&row_amax));
-        rows_pair = scale_of_amax(amax, bump);
+        rows_pair = mx_scales_of_words(amax, bump);
         special |= is_special(rows_pair, amax);
         uint32_t line = wave * MX_BLOCK + group * CHUNK + lane % 4 * 2;
         row_scale[line][chunk / 4] = (uint8_t)rows_pair.x;
@@ -541,7 +518,7 @@ INLINE void quantize_tile(const struct mx_quantize_args *args, struct tile tile,
     }
     if (want_cols) {
         pair amax = as_pair(reduce_cols(&col_amax));
-        cols_pair = scale_of_amax(amax, bump);
+        cols_pair = mx_scales_of_words(amax, bump);
         special |= is_special(cols_pair, amax);
         uint32_t line = chunk * CHUNK + group * 2;
         col_scale[line][wave] = (uint8_t)cols_pair.x;

@@ -44,12 +44,11 @@ enum {
     CHUNK = 8,           // rows and columns of a lane
     PAIRS = CHUNK / 2,   // a lane's blocks go by twos, 16 bits each
     GROUPS_PER_LANE = 4, // in find_tile
-    NAN_SCALE = 255,
     NAN_FACTOR = 0x7fff, // bf16
 };
 enum : uint32_t { ALL_LANES = 0xffffffff };
 
-typedef uint16_t pair __attribute__((ext_vector_type(2)));
+typedef mx_words pair;
 typedef uint32_t double_word __attribute__((ext_vector_type(2)));
 
 static SHARED double_word row_codes[TILE][TILE / CHUNK] __attribute__((loader_uninitialized, aligned(128)));
@@ -199,10 +198,6 @@ INLINE void forget(struct elements *e, int32_t type) {
 
 // -------------------------------------------------------------------------------------------------------------- scales
 
-// An fp32 magnitude as a bf16 that compares alike with bf16 values and with every threshold: its top half, with the
-// last bit set when any bit below is (round to odd).
-INLINE uint32_t word_of(uint32_t magnitude) { return magnitude >> 16 | ((magnitude & 0xffff) != 0); }
-
 // Largest magnitudes of the lane's own elements, of rows (0, 1), (2, 3), ...
 INLINE struct blocks row_amax(const struct elements *e, int32_t type) {
     struct blocks amax;
@@ -216,7 +211,7 @@ INLINE struct blocks row_amax(const struct elements *e, int32_t type) {
             }
         }
         amax.two[p] = type == MX_BF16 ? max_pairs(low_halves(row[0], row[1]), high_halves(row[0], row[1]))
-                                      : word_of(row[0]) | word_of(row[1]) << 16;
+                                      : mx_word_of(row[0]) | mx_word_of(row[1]) << 16;
     }
     return amax;
 }
@@ -235,7 +230,7 @@ INLINE struct blocks col_amax(const struct elements *e, int32_t type) {
                 }
             }
         }
-        amax.two[p] = type == MX_BF16 ? col[0] : word_of(col[0]) | word_of(col[1]) << 16;
+        amax.two[p] = type == MX_BF16 ? col[0] : mx_word_of(col[0]) | mx_word_of(col[1]) << 16;
     }
     return amax;
 }
@@ -259,8 +254,8 @@ INLINE struct blocks spread(uint32_t v, uint32_t step) {
                             from_lane(v, first + 3 * step)}};
 }
 
-// 2^(127 - scale) as a bf16; a NaN for NAN_SCALE, which makes every product NaN.
-INLINE uint32_t factor_of(uint32_t scale) { return scale == NAN_SCALE ? NAN_FACTOR : (254 - scale) << 7; }
+// 2^(127 - scale) as a bf16; a NaN for MX_SCALE_NAN, which makes every product NaN.
+INLINE uint32_t factor_of(uint32_t scale) { return scale == MX_SCALE_NAN ? NAN_FACTOR : (254 - scale) << 7; }
 
 // The lane's blocks' factors. The scales of the pair that it reduces go to `first` and `second`.
 INLINE struct blocks find_factors(const struct blocks *amax, uint32_t step, uint32_t threshold, SHARED uint8_t *first,
