@@ -38,6 +38,43 @@ INLINE uint32_t uniform(uint32_t x) { return (uint32_t)__builtin_amdgcn_readfirs
 INLINE uint32_t thread_id(void) { return __builtin_amdgcn_workitem_id_x(); }
 INLINE uint32_t block_id(void) { return __builtin_amdgcn_workgroup_id_x(); }
 
+// What kernels/mx_quantize.h needs as well.
+typedef uint64_t lane_mask;
+enum { LANES = 64 };
+INLINE uint32_t block_y(void) { return __builtin_amdgcn_workgroup_id_y(); }
+INLINE uint32_t block_z(void) { return __builtin_amdgcn_workgroup_id_z(); }
+// The first hidden arguments.
+INLINE uint32_t grid_size(void) { return ((const CONSTANT uint32_t *)__builtin_amdgcn_implicitarg_ptr())[0]; }
+INLINE uint32_t grid_y(void) { return ((const CONSTANT uint32_t *)__builtin_amdgcn_implicitarg_ptr())[1]; }
+INLINE uint32_t lane_id(void) { return thread_id() % LANES; }
+INLINE uint32_t wave_id(void) { return uniform(thread_id() / LANES); }
+INLINE int32_t read_lane(int32_t v, int lane) { return __builtin_amdgcn_readlane(v, lane); }
+INLINE lane_mask ballot(bool x) { return __builtin_amdgcn_ballot_w64(x); }
+// Orders LDS alone: a block's global loads and stores stay in flight.
+INLINE void sync_block(void) {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
+}
+
+#define DPP_ALL(v, control) (uint32_t)__builtin_amdgcn_update_dpp(0, (int)(v), control, 0xf, 0xf, true)
+#define DPP_ROWS(v, control, rows) (uint32_t)__builtin_amdgcn_update_dpp(0, (int)(v), control, rows, 0xf, false)
+#define QUAD_PERM(a, b, c, d) ((a) | (b) << 2 | (c) << 4 | (d) << 6)
+
+// Sum over this lane and those below it.
+INLINE uint32_t prefix_sum(uint32_t v) {
+    v += DPP_ALL(v, 0x111); // row_shr 1, 2, 4, 8
+    v += DPP_ALL(v, 0x112);
+    v += DPP_ALL(v, 0x114);
+    v += DPP_ALL(v, 0x118);
+    v += DPP_ROWS(v, 0x142, 0xa); // row_bcast 15 and 31, to the rows after
+    v += DPP_ROWS(v, 0x143, 0xc);
+    return v;
+}
+
+INLINE uint32_t low_halves(uint32_t a, uint32_t b) { return __builtin_amdgcn_perm(b, a, 0x05040100); }
+INLINE uint32_t high_halves(uint32_t a, uint32_t b) { return __builtin_amdgcn_perm(b, a, 0x07060302); }
+
 // Row of a 32-row block that lane index r = lane % 16 of an operand fragment holds; fragment t adds 4 * (t & 1) and 32
 // * (t >> 1). So a lane of the product has 8 consecutive columns: see gemm.c.
 INLINE uint32_t fragment_row(uint32_t r) { return (r >> 2) << 3 | (r & 3); }

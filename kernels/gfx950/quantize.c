@@ -9,15 +9,6 @@
 //
 // Kernels   mx_quantize_<rows|cols|both>_<bf16|f32>_gfx950(struct mx_quantize_args), 256 threads (4 waves).
 //           x is at least as aligned as its elements, data 16 bytes, scale 1 byte. Nothing else is asked for.
-// Grid      x: ceil(cols / 128) column tiles. y * z, split in any way: batch * token tiles or more. Token tiles:
-//              without offs             ceil(rows / 128); the rows kernels take batch * rows for rows, 1 for batch
-//              with offs, both          mx_padded_tokens(rows, groups + 1) / 128
-//              with offs, cols          col_k / 128
-//           Nothing to launch when either is 0. No workspace, LDS is static. Fewer than 2^32 token tiles.
-// Tile      128 rows x 128 columns. With offs every group starts a token tile, so token tile t has exactly the columns
-//           from 128 t of the transposed copy; each wave finds its tile's group itself (find_tile). The tiles after the
-//           last group have the rows past offs[groups - 1], which are in no column, and the columns past the last
-//           group's, which are zeros. offs may hold anything: what it gives is clamped to x.
 // Lane      lane l of wave w holds rows 32w + 8(l / 16) .. + 7 of columns 8(l % 16) .. + 7: a row-block is 4 lanes side
 //           by side, a column-block 4 lanes 16 apart.
 // LDS       row_codes [128 rows][128 bytes]: what a wave wrote it also reads.
@@ -25,31 +16,23 @@
 //           chunk p ^ (c / 8) % 8, so that neither 8-byte writes by 16 lanes, 8 columns apart, nor 16-byte reads along
 //           columns meet in a bank.
 //           row_scale [128 rows][4 blocks], col_scale [128 columns][4 blocks], bytes.
-// Tails     rows and columns that x does not have count as zeros. Stores are cut to rows, cols, row_k, col_k: chunks of
-//           16 bytes are in or out whole, as those are multiples of 32.
 //
 // Sources: CDNA4 ISA, section 6 (conversions; of the scale operand the exponent byte alone counts), 11 (LDS: 64 banks).
-#include "../mx_scale.h"
 #include "device.h"
 
 enum {
-    TILE = MX_GROUP_ALIGN,
-    BLOCKS = TILE / MX_BLOCK,
-    WAVE = 64,
-    THREADS = MX_GFX950_THREADS,
-    CHUNK = 8,           // rows and columns of a lane
-    PAIRS = CHUNK / 2,   // a lane's blocks go by twos, 16 bits each
-    GROUPS_PER_LANE = 4, // in find_tile
+    LINE_STEP = 8,
     NAN_CODES = 0x7f7f7f7f,
     // Below, bf16's subnormals count, and scale 0 is 2^-127, itself subnormal: what the scaled conversion makes of
     // either is not documented well enough to rely on.
     FAST_SCALE = 11,
 };
+typedef uint32_t scale_word __attribute__((aligned(1)));
 
-typedef mx_words pair;
+#include "../mx_quantize.h"
+
 typedef uint32_t double_word __attribute__((ext_vector_type(2)));
 typedef u32x4 loose_quad __attribute__((aligned(2)));
-typedef uint32_t loose_word __attribute__((aligned(1)));
 typedef float float_pair __attribute__((ext_vector_type(2)));
 typedef __bf16 bf16_pair __attribute__((ext_vector_type(2)));
 typedef int16_t code_pair __attribute__((ext_vector_type(2)));
@@ -58,106 +41,6 @@ static LDS uint8_t row_codes[TILE][TILE] __attribute__((loader_uninitialized, al
 static LDS uint8_t col_codes[TILE][TILE] __attribute__((loader_uninitialized, aligned(1024)));
 static LDS uint8_t row_scale[TILE][BLOCKS] __attribute__((loader_uninitialized, aligned(16)));
 static LDS uint8_t col_scale[TILE][BLOCKS] __attribute__((loader_uninitialized, aligned(16)));
-
-struct tile {
-    int64_t row;   // of x, where it starts
-    int32_t rows;  // 0..TILE, from there
-    bool in_group; // its rows are in the transposed copy
-};
-
-// A lane's elements: words [row][column], or with bf16 [row][pair of columns].
-struct elements {
-    uint32_t word[CHUNK][CHUNK];
-};
-
-// Of each of a lane's 8 blocks in one direction, 16 bits: first its amax as a bf16, then its scale.
-struct blocks {
-    uint32_t two[PAIRS]; // blocks (0, 1), (2, 3), ...
-};
-
-INLINE uint32_t lane_id(void) { return thread_id() % WAVE; }
-INLINE uint32_t wave_id(void) { return uniform(thread_id() / WAVE); }
-INLINE int32_t clamp_tile(int64_t n) { return (int32_t)max64(0, min64(n, TILE)); }
-
-// Blocks of the grid along axis 0..2: the first hidden arguments.
-INLINE uint32_t grid_size(int axis) { return ((const CONSTANT uint32_t *)__builtin_amdgcn_implicitarg_ptr())[axis]; }
-
-// Orders LDS alone: a block's global loads and stores stay in flight.
-INLINE void sync_lds(void) {
-    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
-    __builtin_amdgcn_s_barrier();
-    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
-}
-
-INLINE pair as_pair(uint32_t v) { return __builtin_bit_cast(pair, v); }
-INLINE uint32_t of_pair(pair v) { return __builtin_bit_cast(uint32_t, v); }
-INLINE uint32_t max_pairs(uint32_t a, uint32_t b) { return of_pair(__builtin_elementwise_max(as_pair(a), as_pair(b))); }
-INLINE uint32_t low_halves(uint32_t a, uint32_t b) { return __builtin_amdgcn_perm(b, a, 0x05040100); }
-INLINE uint32_t high_halves(uint32_t a, uint32_t b) { return __builtin_amdgcn_perm(b, a, 0x07060302); }
-
-#define DPP_ALL(v, control) (uint32_t)__builtin_amdgcn_update_dpp(0, (int)(v), control, 0xf, 0xf, true)
-#define DPP_ROWS(v, control, rows) (uint32_t)__builtin_amdgcn_update_dpp(0, (int)(v), control, rows, 0xf, false)
-#define QUAD_PERM(a, b, c, d) ((a) | (b) << 2 | (c) << 4 | (d) << 6)
-
-// Sum over this lane and those below it.
-INLINE uint32_t prefix_sum(uint32_t v) {
-    v += DPP_ALL(v, 0x111); // row_shr 1, 2, 4, 8
-    v += DPP_ALL(v, 0x112);
-    v += DPP_ALL(v, 0x114);
-    v += DPP_ALL(v, 0x118);
-    v += DPP_ROWS(v, 0x142, 0xa); // row_bcast 15 and 31, to the rows after
-    v += DPP_ROWS(v, 0x143, 0xc);
-    return v;
-}
-
-INLINE struct tile plain_tile(int64_t rows, int64_t t) {
-    return (struct tile){.row = t * TILE, .rows = clamp_tile(rows - t * TILE), .in_group = true};
-}
-
-// Token tile t: each lane takes some groups, so 256 groups are one step.
-INLINE struct tile find_tile(const struct mx_quantize_args *args, uint32_t wanted, bool want_rows) {
-    const GLOBAL int32_t *offs = (const GLOBAL int32_t *)args->offs;
-    int32_t rows = (int32_t)min64(args->rows, INT32_MAX), last = 0;
-    int32_t groups = (int32_t)args->groups;
-    uint32_t first = 0, lane = lane_id(); // first: of the tiles of this step's groups
-    ROLLED for (int32_t base = 0; base < groups; base += WAVE * GROUPS_PER_LANE) {
-        int32_t end[GROUPS_PER_LANE + 1], row = 0, stop = 0;
-        uint32_t tiles[GROUPS_PER_LANE], sum = 0;
-        UNROLL for (int i = 0; i <= GROUPS_PER_LANE; i++) {
-            int32_t g = base + (int32_t)lane * GROUPS_PER_LANE + i - 1;
-            int32_t bound = offs[g < 0 ? 0 : g < groups ? g : groups - 1];
-            bound = g < 0 || bound < 0 ? 0 : bound;
-            end[i] = bound < rows ? bound : rows;
-        }
-        UNROLL for (int i = 0; i < GROUPS_PER_LANE; i++) {
-            int32_t length = end[i + 1] - end[i];
-            tiles[i] = length > 0 ? ((uint32_t)length + TILE - 1) / TILE : 0;
-            sum += tiles[i];
-        }
-        uint32_t through = first + prefix_sum(sum), before = through - sum;
-        bool found = false;
-        UNROLL for (int i = 0; i < GROUPS_PER_LANE; i++) {
-            uint32_t index = wanted - before; // holds for anything in offs: it is below tiles[i], so row is below end
-            if (index < tiles[i]) {
-                row = end[i] + (int32_t)(index * TILE);
-                stop = end[i + 1];
-                found = true;
-            }
-            before += tiles[i];
-        }
-        uint64_t where = __builtin_amdgcn_ballot_w64(found);
-        if (where) {
-            int source = __builtin_ctzll(where);
-            row = __builtin_amdgcn_readlane(row, source);
-            stop = __builtin_amdgcn_readlane(stop, source);
-            return (struct tile){.row = row, .rows = clamp_tile(stop - row), .in_group = true};
-        }
-        first = (uint32_t)__builtin_amdgcn_readlane((int)through, WAVE - 1);
-        last = __builtin_amdgcn_readlane(end[GROUPS_PER_LANE], WAVE - 1);
-    }
-    int64_t row = last + (int64_t)(wanted > first ? wanted - first : 0) * TILE;
-    return (struct tile){.row = row, .rows = want_rows ? clamp_tile(args->rows - row) : 0, .in_group = false};
-}
 
 // ------------------------------------------------------------------------------------------------------------- loading
 
@@ -172,20 +55,21 @@ INLINE void load_chunk(uint32_t *word, const GLOBAL char *x, int32_t type) {
     }
 }
 
-// The lane's elements of the tile at x, which has rows x cols of them, none 0. What it does not have is read elsewhere
-// in the tile, so that no load leaves x, and then cleared.
-INLINE struct elements load(const GLOBAL char *x, int64_t stride, int32_t rows, int32_t cols, bool whole_chunks,
-                            int32_t type) {
+// The elements of x. What the tile does not have is read elsewhere in it, so that no load leaves x, and then cleared.
+INLINE struct elements load_plain(const struct mx_quantize_args *args, struct tile tile, int32_t type) {
     const int32_t size = type == MX_BF16 ? 2 : 4, words = type == MX_BF16 ? PAIRS : CHUNK;
+    const GLOBAL char *x = (const GLOBAL char *)args->x + (tile.row * args->cols + tile.col) * size;
+    const int64_t stride = args->cols * size;
+    int32_t rows = tile.rows, cols = tile.cols;
     uint32_t lane = lane_id();
     int32_t lane_row = (int32_t)(wave_id() * MX_BLOCK + lane / 16 * CHUNK), lane_col = (int32_t)(lane % 16 * CHUNK);
     struct elements e;
-    if (rows == TILE && cols == TILE) {
+    if ((rows == TILE) & (cols == TILE)) {
         const GLOBAL char *from = x + lane_row * stride + lane_col * size;
         UNROLL for (int i = 0; i < CHUNK; i++) load_chunk(e.word[i], from + i * stride, type);
         return e;
     }
-    if (whole_chunks) {
+    if (cols % CHUNK == 0) {
         int32_t col = lane_col < cols ? lane_col : 0;
         UNROLL for (int i = 0; i < CHUNK; i++) {
             int32_t row = lane_row + i < rows ? lane_row + i : rows - 1;
@@ -295,12 +179,15 @@ INLINE struct blocks spread_cols(uint32_t v) {
 }
 
 // What encode_fast takes: blocks of zeros may have any scale.
-INLINE pair fast_scale(pair scale) {
-    return __builtin_elementwise_min(__builtin_elementwise_max(scale, (pair)FAST_SCALE), (pair)(MX_SCALE_NAN - 1));
+INLINE mx_words fast_scale(mx_words scale) {
+    return __builtin_elementwise_min(__builtin_elementwise_max(scale, (mx_words)FAST_SCALE),
+                                     (mx_words)(MX_SCALE_NAN - 1));
 }
 
 // Nonzero where that changes what comes out.
-INLINE pair is_special(pair scale, pair amax) { return __builtin_elementwise_min(fast_scale(scale) ^ scale, amax); }
+INLINE mx_words is_special(mx_words scale, mx_words amax) {
+    return __builtin_elementwise_min(fast_scale(scale) ^ scale, amax);
+}
 
 // ------------------------------------------------------------------------------------------------------------ encoding
 
@@ -426,90 +313,44 @@ INLINE void encode_cols_exact(const struct elements *e, const struct blocks *col
 
 // ------------------------------------------------------------------------------------------------------------- storing
 
-enum source { ROWS, COLS, ZEROS };
+INLINE uint32_t first_line(uint32_t lane, uint32_t wave) { return wave * 32 + lane / 8; }
 
-// One of the copies, at the tile. Lines are rows of the row copy or columns of x.
-struct target {
-    GLOBAL uint8_t *data, *scale;
-    int64_t stride; // from line to line, of data
-    int32_t lines;  // that exist, 0..TILE
-    int32_t width;  // of a line, 0..TILE
-};
-
-INLINE struct target target_at(uint8_t *data, uint8_t *scale, int64_t line, int64_t stride, int64_t at, int32_t lines) {
-    int64_t start = line * stride + at;
-    return (struct target){.data = (GLOBAL uint8_t *)data + start,
-                           .scale = (GLOBAL uint8_t *)scale + start / MX_BLOCK,
-                           .stride = stride,
-                           .lines = lines,
-                           .width = clamp_tile(stride - at)};
-}
-
-// 128 lines of 128 bytes: 4 times 8 of them by each wave.
-INLINE void store_codes(const struct target *to, enum source source) {
-    uint32_t lane = lane_id(), wave = wave_id(), chunk = lane % 8, first = wave * 32 + lane / 8;
-    GLOBAL uint8_t *at = to->data + first * to->stride + chunk * 16;
-    UNROLL for (uint32_t k = 0; k < 4; k++) {
-        uint32_t line = first + k * 8;
-        u32x4 v = {};
-        if (source == ROWS)
-            v = *(const LDS u32x4 *)&row_codes[line][chunk * 16];
-        if (source == COLS)
-            v = *(const LDS u32x4 *)&col_codes[line ^ wave / 2][(chunk ^ (wave * 4 + k) % 8) * 16];
-        if ((int32_t)line < to->lines && (int32_t)chunk * 16 < to->width)
-            *(GLOBAL u32x4 *)(at + k * 8 * to->stride) = v;
-    }
-}
-
-// By two waves, one line a lane.
-INLINE void store_scales(const struct target *to, enum source source) {
-    uint32_t line = thread_id() % TILE, v = 0;
+INLINE u32x4 codes_at(enum source source, uint32_t line, uint32_t chunk, uint32_t wave, uint32_t k) {
     if (source == ROWS)
-        v = *(const LDS uint32_t *)row_scale[line];
-    if (source == COLS)
-        v = *(const LDS uint32_t *)col_scale[line];
-    if ((int32_t)line >= to->lines)
-        return;
-    GLOBAL uint8_t *at = to->scale + line * (to->stride / MX_BLOCK);
-    if (to->width == TILE)
-        *(GLOBAL loose_word *)at = v;
-    else
-        UNROLL for (int b = 0; b < BLOCKS; b++) {
-            if (b * MX_BLOCK < to->width)
-                at[b] = (uint8_t)(v >> 8 * b);
-        }
+        return *(const LDS u32x4 *)&row_codes[line][chunk * 16];
+    return *(const LDS u32x4 *)&col_codes[line ^ wave / 2][(chunk ^ (wave * 4 + k) % 8) * 16];
+}
+
+INLINE uint32_t scales_at(enum source source, uint32_t line) {
+    return *(const LDS uint32_t *)(source == ROWS ? row_scale[line] : col_scale[line]);
 }
 
 // ------------------------------------------------------------------------------------------------------------- kernels
 
-INLINE void quantize_tile(const struct mx_quantize_args *args, struct tile tile, int64_t matrix, int64_t token,
-                          int64_t col, int32_t type, bool want_rows, bool want_cols) {
-    const int64_t size = type == MX_BF16 ? 2 : 4;
+INLINE void quantize_tile(const struct mx_quantize_args *args, loader *load, struct token_tile tokens, int64_t matrix,
+                          int64_t token, int64_t col, int32_t type, bool want_rows, bool want_cols) {
     uint32_t lane = lane_id(), wave = wave_id(), chunk = lane % 16, group = lane / 16;
-    bool first_half = wave < 2;
+    bool first_half = wave < THREADS / LANES / 2;
     int32_t cols = clamp_tile(args->cols - col);
-    int64_t row = matrix * args->rows + tile.row;
-    struct target by_rows = target_at(args->row_data, args->row_scale, row, args->row_k, col, tile.rows);
+    int64_t row = matrix * args->rows + tokens.row;
+    struct target by_rows = target_at(args->row_data, args->row_scale, row, args->row_k, col, tokens.rows);
     struct target by_cols =
         target_at(args->col_data, args->col_scale, matrix * args->cols + col, args->col_k, token, cols);
-    if (want_cols && !tile.in_group) {
-        store_codes(&by_cols, ZEROS);
-        if (first_half)
-            store_scales(&by_cols, ZEROS);
+    if (want_cols && !tokens.in_group) {
+        store_zeros(&by_cols, first_half);
         want_cols = false;
     }
-    if (tile.rows == 0)
+    if (tokens.rows == 0)
         return;
 
-    const GLOBAL char *x = (const GLOBAL char *)args->x + (row * args->cols + col) * size;
-    struct elements e = load(x, args->cols * size, tile.rows, cols, cols % CHUNK == 0, type);
-
+    struct tile tile = {row, col, tokens.rows, cols};
+    struct elements e = load(args, tile, type);
     struct blocks row_amax, col_amax;
     lane_amax(&e, type, &row_amax, &col_amax);
     uint16_t bump = mx_rounding_bump(args->rounding);
-    pair rows_pair = {}, cols_pair = {}, special = {};
+    mx_words rows_pair = {}, cols_pair = {}, special = {};
     if (want_rows) {
-        pair amax = as_pair(reduce_rows(&row_amax));
+        mx_words amax = as_pair(reduce_rows(&row_amax));
         rows_pair = mx_scales_of_words(amax, bump);
         special |= is_special(rows_pair, amax);
         uint32_t line = wave * MX_BLOCK + group * CHUNK + lane % 4 * 2;
@@ -517,7 +358,7 @@ INLINE void quantize_tile(const struct mx_quantize_args *args, struct tile tile,
         row_scale[line + 1][chunk / 4] = (uint8_t)rows_pair.y;
     }
     if (want_cols) {
-        pair amax = as_pair(reduce_cols(&col_amax));
+        mx_words amax = as_pair(reduce_cols(&col_amax));
         cols_pair = mx_scales_of_words(amax, bump);
         special |= is_special(cols_pair, amax);
         uint32_t line = chunk * CHUNK + group * 2;
@@ -527,7 +368,7 @@ INLINE void quantize_tile(const struct mx_quantize_args *args, struct tile tile,
 
     // Only these modes never saturate.
     bool fits = args->rounding == MX_ROUND_rceil || args->rounding == MX_ROUND_ceil;
-    bool fast = type == MX_BF16 && fits && !__builtin_amdgcn_ballot_w64(of_pair(special));
+    bool fast = type == MX_BF16 && fits && !ballot(of_pair(special));
     if (want_rows) {
         struct blocks blocks = spread_rows(of_pair(fast ? fast_scale(rows_pair) : rows_pair));
         if (fast)
@@ -542,60 +383,31 @@ INLINE void quantize_tile(const struct mx_quantize_args *args, struct tile tile,
         else
             encode_cols_exact(&e, &blocks, type);
     }
-    sync_lds();
+    sync_block();
 
-    if (want_rows)
-        store_codes(&by_rows, ROWS);
-    if (want_cols)
-        store_codes(&by_cols, COLS);
-    if (want_rows && first_half)
-        store_scales(&by_rows, ROWS);
-    if (want_cols && !first_half)
-        store_scales(&by_cols, COLS);
-}
-
-INLINE void quantize(struct mx_quantize_args args, int32_t type, bool want_rows, bool want_cols) {
-    if (!want_cols) {
-        args.rows *= args.batch;
-        args.batch = 1;
-    }
-    bool by_group = args.offs && want_cols;
-    uint32_t tiles = (uint32_t)((args.rows + TILE - 1) / TILE);
-    if (by_group)
-        tiles = (uint32_t)((want_rows ? mx_padded_tokens(args.rows, args.groups + 1) : args.col_k) / TILE);
-    uint32_t t = __builtin_amdgcn_workgroup_id_z() * grid_size(1) + __builtin_amdgcn_workgroup_id_y(), matrix = 0;
-    if (args.batch > 1) {
-        matrix = t / tiles;
-        t -= matrix * tiles;
-    }
-    if (matrix >= args.batch || t >= tiles)
-        return;
-    int64_t col = (int64_t)__builtin_amdgcn_workgroup_id_x() * TILE;
-    struct tile tile = by_group ? find_tile(&args, t, want_rows) : plain_tile(args.rows, t);
-    quantize_tile(&args, tile, matrix, (int64_t)t * TILE, col, type, want_rows, want_cols);
+    store_copies(&by_rows, &by_cols, want_rows, want_cols, first_half);
 }
 
 // `waves` is what the registers must leave room for on each SIMD: LDS allows no more than 4 of both.
-#define QUANTIZE(name, type, want_rows, want_cols, waves)                                                              \
+#define QUANTIZE(name, load, type, want_rows, want_cols, waves)                                                        \
     KERNEL __attribute__((amdgpu_waves_per_eu(waves))) void mx_quantize_##name##_gfx950(                               \
         struct mx_quantize_args args) {                                                                                \
-        quantize(args, type, want_rows, want_cols);                                                                    \
+        quantize(args, load, type, want_rows, want_cols);                                                              \
     }
-QUANTIZE(rows_bf16, MX_BF16, true, false, 4)
-QUANTIZE(cols_bf16, MX_BF16, false, true, 4)
-QUANTIZE(both_bf16, MX_BF16, true, true, 4)
-QUANTIZE(rows_f32, MX_F32, true, false, 4)
-QUANTIZE(cols_f32, MX_F32, false, true, 4)
-QUANTIZE(both_f32, MX_F32, true, true, 3)
+QUANTIZE(rows_bf16, load_plain, MX_BF16, true, false, 4)
+QUANTIZE(cols_bf16, load_plain, MX_BF16, false, true, 4)
+QUANTIZE(both_bf16, load_plain, MX_BF16, true, true, 4)
+QUANTIZE(rows_f32, load_plain, MX_F32, true, false, 4)
+QUANTIZE(cols_f32, load_plain, MX_F32, false, true, 4)
+QUANTIZE(both_f32, load_plain, MX_F32, true, true, 3)
 
 // Clears the columns of a plain-layout operand from offs[groups - 1] on: struct mx_padding_args, one wave a row.
 // Grid x: ceil(rows / 4) blocks, y: blocks along the columns, 1 KB of them a step; blocks stride over what is left.
 KERNEL void mx_zero_padding_gfx950(struct mx_padding_args args) {
-    int64_t used = args.groups ? ((const GLOBAL int32_t *)args.offs)[args.groups - 1] : 0;
-    used = max64(0, min64(used, args.depth)) / MX_BLOCK * MX_BLOCK;
-    int64_t rows_step = (int64_t)grid_size(0) * (THREADS / WAVE), step = (int64_t)grid_size(1) * WAVE;
-    int64_t first_row = (int64_t)__builtin_amdgcn_workgroup_id_x() * (THREADS / WAVE) + wave_id();
-    int64_t first = (int64_t)__builtin_amdgcn_workgroup_id_y() * WAVE + lane_id();
+    int64_t used = padding_start(&args);
+    int64_t rows_step = (int64_t)grid_size() * (THREADS / LANES), step = (int64_t)grid_y() * LANES;
+    int64_t first_row = (int64_t)block_id() * (THREADS / LANES) + wave_id();
+    int64_t first = (int64_t)block_y() * LANES + lane_id();
     int64_t chunks = (args.depth - used) / 16, blocks = (args.depth - used) / MX_BLOCK;
     for (int64_t row = first_row; row < args.rows; row += rows_step) {
         GLOBAL u32x4 *data = (GLOBAL u32x4 *)((GLOBAL uint8_t *)args.data + row * args.depth + used);

@@ -25,6 +25,35 @@ INLINE uint32_t block_id(void) { return __nvvm_read_ptx_sreg_ctaid_x(); }
 INLINE uint32_t grid_size(void) { return __nvvm_read_ptx_sreg_nctaid_x(); }
 INLINE void sync_block(void) { asm volatile("barrier.cta.sync.aligned 0;" ::: "memory"); }
 INLINE void sync_warp(void) { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
+
+// What kernels/mx_quantize.h needs. Builtins, which the compiler sees through.
+typedef uint32_t lane_mask;
+enum { LANES = 32 };
+enum : uint32_t { ALL_LANES = 0xffffffff };
+INLINE uint32_t block_y(void) { return __nvvm_read_ptx_sreg_ctaid_y(); }
+INLINE uint32_t block_z(void) { return __nvvm_read_ptx_sreg_ctaid_z(); }
+INLINE uint32_t grid_y(void) { return __nvvm_read_ptx_sreg_nctaid_y(); }
+INLINE uint32_t lane_id(void) { return thread_id() % LANES; }
+INLINE uint32_t wave_id(void) { return thread_id() / LANES; }
+INLINE uint32_t from_lane(uint32_t v, uint32_t from) {
+    return (uint32_t)__nvvm_shfl_sync_idx_i32(ALL_LANES, (int)v, (int)from, LANES - 1);
+}
+INLINE uint32_t from_lane_xor(uint32_t v, uint32_t mask) {
+    return (uint32_t)__nvvm_shfl_sync_bfly_i32(ALL_LANES, (int)v, (int)mask, LANES - 1);
+}
+INLINE int32_t read_lane(int32_t v, int lane) { return (int32_t)from_lane((uint32_t)v, (uint32_t)lane); }
+INLINE lane_mask ballot(bool x) { return (lane_mask)__nvvm_vote_ballot_sync(ALL_LANES, x); }
+// Sum over this lane and those below it.
+INLINE uint32_t prefix_sum(uint32_t v) {
+    UNROLL for (uint32_t step = 1; step < LANES; step *= 2) {
+        uint32_t below = (uint32_t)__nvvm_shfl_sync_up_i32(ALL_LANES, (int)v, (int)step, 0);
+        v += lane_id() >= step ? below : 0;
+    }
+    return v;
+}
+INLINE uint32_t low_halves(uint32_t a, uint32_t b) { return (a & 0xffff) | b << 16; }
+INLINE uint32_t high_halves(uint32_t a, uint32_t b) { return a >> 16 | (b & 0xffff0000); }
+
 // Between a kernel and the next one, where the launch lets that start early: its blocks may start once all of this
 // one's have said so, and see what this kernel writes only after they have waited.
 INLINE void launch_dependents(void) { asm volatile("griddepcontrol.launch_dependents;"); }

@@ -8,17 +8,9 @@
 // 0x7f, in its zero padding too. The product is an fp32 one without flushing: exact, or below half of E4M3's smallest.
 //
 // Kernels   mx_quantize_<rows|cols|both>_<bf16|f32>_sm90(struct mx_quantize_args), 256 threads (8 warps).
+//           Grid, tiles and tails: mx_quantize.h.
 //           x is at least as aligned as its elements, data 16 bytes, scale 1 byte. Nothing else is asked for; rows of
 //           x that start at multiples of 16 bytes are read 16 bytes at a time, others by elements.
-// Grid      x: ceil(cols / 128) column tiles. y * z, split in any way: batch * token tiles or more. Token tiles:
-//              without offs             ceil(rows / 128); the rows kernels take batch * rows for rows, 1 for batch
-//              with offs, both          mx_padded_tokens(rows, groups + 1) / 128
-//              with offs, cols          col_k / 128
-//           Nothing to launch when either is 0. No workspace, no dynamic shared memory. Fewer than 2^32 token tiles.
-// Tile      128 rows x 128 columns. With offs every group starts a token tile, so token tile t has exactly the columns
-//           from 128 t of the transposed copy; each warp finds its tile's group itself (find_tile). The tiles after the
-//           last group have the rows past offs[groups - 1], which are in no column, and the columns past the last
-//           group's, which are zeros. offs may hold anything: what it gives is clamped to x.
 // Lane      lane l of warp w holds rows 32 (w / 2) + 8 (l / 8) .. + 7 of columns 64 (w % 2) + 8 (l % 8) .. + 7: a
 //           row-block is 4 lanes side by side, a column-block 4 lanes 8 apart.
 // Shared    row_codes [128 rows][128 bytes]: bytes 8 d .. + 7 of row r are double word d ^ (r / 8) % 2 * 8 there.
@@ -26,29 +18,19 @@
 //           So the 16 lanes of an 8-byte write and the 8 lanes of a 16-byte read each meet every bank once.
 //           row_scale [128 rows][4 blocks], col_scale [128 columns][4 blocks], bytes.
 // Registers both: 64 with bf16, 126 with f32; rows or cols: 48 and 80. No spills.
-// Tails     rows and columns that x does not have count as zeros. Stores are cut to rows, cols, row_k, col_k: chunks of
-//           16 bytes are in or out whole, as those are multiples of 32.
 //
 // Source: PTX ISA 8.8 (cvt.rn.satfinite.e4m3x2: NaN gives 0x7f; 16-bit max; shfl.sync).
-#include "../mx_scale.h"
 #include "device.h"
 
-#define GLOBAL __attribute__((address_space(1)))
-
 enum {
-    TILE = MX_GROUP_ALIGN,
-    BLOCKS = TILE / MX_BLOCK,
-    WARP = 32,
-    THREADS = 256,
     WARP_COLS = 64,
-    CHUNK = 8,           // rows and columns of a lane
-    PAIRS = CHUNK / 2,   // a lane's blocks go by twos, 16 bits each
-    GROUPS_PER_LANE = 4, // in find_tile
+    LINE_STEP = 32,
     NAN_FACTOR = 0x7fff, // bf16
 };
-enum : uint32_t { ALL_LANES = 0xffffffff };
+typedef uint32_t scale_word;
 
-typedef mx_words pair;
+#include "../mx_quantize.h"
+
 typedef uint32_t double_word __attribute__((ext_vector_type(2)));
 
 static SHARED double_word row_codes[TILE][TILE / CHUNK] __attribute__((loader_uninitialized, aligned(128)));
@@ -56,111 +38,17 @@ static SHARED double_word col_codes[TILE][TILE / CHUNK] __attribute__((loader_un
 static SHARED uint8_t row_scale[TILE][BLOCKS] __attribute__((loader_uninitialized, aligned(16)));
 static SHARED uint8_t col_scale[TILE][BLOCKS] __attribute__((loader_uninitialized, aligned(16)));
 
-struct tile {
-    int64_t row;   // of x, where it starts
-    int32_t rows;  // 0..TILE, from there
-    bool in_group; // its rows are in the transposed copy
-};
-
-// A lane's elements: words [row][column], or with bf16 [row][pair of columns].
-struct elements {
-    uint32_t word[CHUNK][CHUNK];
-};
-
-// Of each of a lane's 8 blocks in one direction, a bf16: first its amax, then its factor, 2^(127 - scale).
-struct blocks {
-    uint32_t two[PAIRS]; // blocks (0, 1), (2, 3), ...
-};
-
-INLINE uint32_t block_x(void) { return (uint32_t)__nvvm_read_ptx_sreg_ctaid_x(); }
-INLINE uint32_t block_y(void) { return (uint32_t)__nvvm_read_ptx_sreg_ctaid_y(); }
-INLINE uint32_t block_z(void) { return (uint32_t)__nvvm_read_ptx_sreg_ctaid_z(); }
-INLINE uint32_t grid_x(void) { return (uint32_t)__nvvm_read_ptx_sreg_nctaid_x(); }
-INLINE uint32_t grid_y(void) { return (uint32_t)__nvvm_read_ptx_sreg_nctaid_y(); }
-
-INLINE uint32_t lane_id(void) { return thread_id() % WARP; }
-INLINE uint32_t warp_id(void) { return thread_id() / WARP; }
-INLINE uint32_t lane_row(void) { return warp_id() / 2 * MX_BLOCK + lane_id() / CHUNK * CHUNK; }
-INLINE uint32_t lane_col(void) { return warp_id() % 2 * WARP_COLS + lane_id() % CHUNK * CHUNK; }
-INLINE int32_t clamp_tile(int64_t n) { return (int32_t)max64(0, min64(n, TILE)); }
-
-INLINE uint32_t low_halves(uint32_t a, uint32_t b) { return (a & 0xffff) | b << 16; }
-INLINE uint32_t high_halves(uint32_t a, uint32_t b) { return a >> 16 | (b & 0xffff0000); }
-INLINE uint32_t max_pairs(uint32_t a, uint32_t b) {
-    pair v = __builtin_elementwise_max(__builtin_bit_cast(pair, a), __builtin_bit_cast(pair, b));
-    return __builtin_bit_cast(uint32_t, v);
-}
-
-INLINE uint32_t from_lane(uint32_t v, uint32_t from) {
-    return (uint32_t)__nvvm_shfl_sync_idx_i32(ALL_LANES, (int)v, (int)from, WARP - 1);
-}
-INLINE uint32_t from_lane_xor(uint32_t v, uint32_t mask) {
-    return (uint32_t)__nvvm_shfl_sync_bfly_i32(ALL_LANES, (int)v, (int)mask, WARP - 1);
-}
-
-// Sum over this lane and those below it.
-INLINE uint32_t prefix_sum(uint32_t v) {
-    UNROLL for (uint32_t step = 1; step < WARP; step *= 2) {
-        uint32_t below = (uint32_t)__nvvm_shfl_sync_up_i32(ALL_LANES, (int)v, (int)step, 0);
-        v += lane_id() >= step ? below : 0;
-    }
-    return v;
-}
-
-INLINE struct tile plain_tile(int64_t rows, int64_t t) {
-    return (struct tile){.row = t * TILE, .rows = clamp_tile(rows - t * TILE), .in_group = true};
-}
-
-// Token tile `wanted`: each lane takes some groups, so 128 groups are one step.
-INLINE struct tile find_tile(const struct mx_quantize_args *args, uint32_t wanted, bool want_rows) {
-    const GLOBAL int32_t *offs = (const GLOBAL int32_t *)args->offs;
-    int32_t rows = (int32_t)min64(args->rows, INT32_MAX), groups = (int32_t)args->groups, last = 0;
-    uint32_t first = 0, lane = lane_id(); // first: of the tiles of this step's groups
-    ROLLED for (int32_t base = 0; base < groups; base += WARP * GROUPS_PER_LANE) {
-        int32_t end[GROUPS_PER_LANE + 1], row = 0, stop = 0;
-        uint32_t tiles[GROUPS_PER_LANE], sum = 0;
-        UNROLL for (int i = 0; i <= GROUPS_PER_LANE; i++) {
-            int32_t g = base + (int32_t)lane * GROUPS_PER_LANE + i - 1;
-            int32_t bound = offs[g < 0 ? 0 : g < groups ? g : groups - 1];
-            bound = g < 0 || bound < 0 ? 0 : bound;
-            end[i] = bound < rows ? bound : rows;
-        }
-        UNROLL for (int i = 0; i < GROUPS_PER_LANE; i++) {
-            int32_t length = end[i + 1] - end[i];
-            tiles[i] = length > 0 ? ((uint32_t)length + TILE - 1) / TILE : 0;
-            sum += tiles[i];
-        }
-        uint32_t through = first + prefix_sum(sum), before = through - sum;
-        bool found = false;
-        UNROLL for (int i = 0; i < GROUPS_PER_LANE; i++) {
-            uint32_t index = wanted - before; // holds for anything in offs: it is below tiles[i], so row is below end
-            if (index < tiles[i]) {
-                row = end[i] + (int32_t)(index * TILE);
-                stop = end[i + 1];
-                found = true;
-            }
-            before += tiles[i];
-        }
-        uint32_t where = (uint32_t)__nvvm_vote_ballot_sync(ALL_LANES, found);
-        if (where) {
-            uint32_t source = (uint32_t)__builtin_ctz(where);
-            row = (int32_t)from_lane((uint32_t)row, source);
-            stop = (int32_t)from_lane((uint32_t)stop, source);
-            return (struct tile){.row = row, .rows = clamp_tile(stop - row), .in_group = true};
-        }
-        first = from_lane(through, WARP - 1);
-        last = (int32_t)from_lane((uint32_t)end[GROUPS_PER_LANE], WARP - 1);
-    }
-    int64_t row = last + (int64_t)(wanted > first ? wanted - first : 0) * TILE;
-    return (struct tile){.row = row, .rows = want_rows ? clamp_tile(args->rows - row) : 0, .in_group = false};
-}
+INLINE uint32_t lane_row(void) { return wave_id() / 2 * MX_BLOCK + lane_id() / CHUNK * CHUNK; }
+INLINE uint32_t lane_col(void) { return wave_id() % 2 * WARP_COLS + lane_id() % CHUNK * CHUNK; }
 
 // ------------------------------------------------------------------------------------------------------------- loading
 
-// The lane's elements of the tile at x, which has rows x cols of them. Those it does not have are zeros.
-INLINE struct elements load(const GLOBAL char *x, int64_t stride, int32_t rows, int32_t cols, int32_t type) {
+// The elements of x.
+INLINE struct elements load_plain(const struct mx_quantize_args *args, struct tile tile, int32_t type) {
     const int32_t size = type == MX_BF16 ? 2 : 4, in_quad = 16 / size, quads = CHUNK / in_quad;
-    int32_t row = (int32_t)lane_row(), col = (int32_t)lane_col();
+    const GLOBAL char *x = (const GLOBAL char *)args->x + (tile.row * args->cols + tile.col) * size;
+    const int64_t stride = args->cols * size;
+    int32_t rows = tile.rows, cols = tile.cols, row = (int32_t)lane_row(), col = (int32_t)lane_col();
     const GLOBAL char *from = x + row * stride + col * size;
     struct elements e;
     if (((uintptr_t)x | (uint64_t)stride) % 16 == 0) { // then cols cuts no quad
@@ -321,81 +209,35 @@ INLINE void encode_cols(const struct elements *e, int32_t type, uint32_t thresho
 
 // ------------------------------------------------------------------------------------------------------------- storing
 
-enum source { ROWS, COLS, ZEROS };
+INLINE uint32_t first_line(uint32_t, uint32_t) { return thread_id() / 8; }
 
-// One of the copies, at the tile. Lines are rows of the row copy or columns of x.
-struct target {
-    GLOBAL uint8_t *data, *scale;
-    int64_t stride; // from line to line, of data
-    int32_t lines;  // that exist, 0..TILE
-    int32_t width;  // of a line, 0..TILE
-};
-
-INLINE struct target target_at(uint8_t *data, uint8_t *scale, int64_t line, int64_t stride, int64_t at, int32_t lines) {
-    int64_t start = line * stride + at;
-    return (struct target){.data = (GLOBAL uint8_t *)data + start,
-                           .scale = (GLOBAL uint8_t *)scale + start / MX_BLOCK,
-                           .stride = stride,
-                           .lines = lines,
-                           .width = clamp_tile(stride - at)};
-}
-
-// 128 lines of 128 bytes: 4 times 4 of them by each warp.
-INLINE void store_codes(const struct target *to, enum source source) {
-    uint32_t chunk = thread_id() % 8, first = thread_id() / 8;
-    GLOBAL uint8_t *at = to->data + first * to->stride + chunk * 16;
-    UNROLL for (uint32_t k = 0; k < TILE; k += THREADS / 8) {
-        uint32_t line = first + k;
-        u32x4 v = {};
-        if (source == ROWS)
-            v = *(const SHARED u32x4 *)&row_codes[line][chunk * 2 ^ line / 8 % 2 * 8];
-        if (source == COLS)
-            v = *(const SHARED u32x4 *)&col_codes[line][chunk * 2 ^ line / 8 % 8 * 2];
-        if ((int32_t)line < to->lines && (int32_t)chunk * 16 < to->width)
-            *(GLOBAL u32x4 *)(at + k * to->stride) = v;
-    }
-}
-
-// By half of the threads, one line each.
-INLINE void store_scales(const struct target *to, enum source source) {
-    uint32_t line = thread_id() % TILE, v = 0;
+INLINE u32x4 codes_at(enum source source, uint32_t line, uint32_t chunk, uint32_t, uint32_t) {
     if (source == ROWS)
-        v = *(const SHARED uint32_t *)row_scale[line];
-    if (source == COLS)
-        v = *(const SHARED uint32_t *)col_scale[line];
-    if ((int32_t)line >= to->lines)
-        return;
-    GLOBAL uint8_t *at = to->scale + line * (to->stride / MX_BLOCK);
-    if (to->width == TILE && (uintptr_t)at % 4 == 0) {
-        *(GLOBAL uint32_t *)at = v;
-        return;
-    }
-    UNROLL for (int b = 0; b < BLOCKS; b++) {
-        if (b * MX_BLOCK < to->width)
-            at[b] = (uint8_t)(v >> 8 * b);
-    }
+        return *(const SHARED u32x4 *)&row_codes[line][chunk * 2 ^ line / 8 % 2 * 8];
+    return *(const SHARED u32x4 *)&col_codes[line][chunk * 2 ^ line / 8 % 8 * 2];
+}
+
+INLINE uint32_t scales_at(enum source source, uint32_t line) {
+    return *(const SHARED uint32_t *)(source == ROWS ? row_scale[line] : col_scale[line]);
 }
 
 // ------------------------------------------------------------------------------------------------------------- kernels
 
-INLINE void quantize_tile(const struct mx_quantize_args *args, struct tile tile, int64_t matrix, int64_t token,
-                          int64_t col, int32_t type, bool want_rows, bool want_cols) {
-    const int64_t size = type == MX_BF16 ? 2 : 4;
+// The targets are found where they are needed: kept from the start, they would take registers from the elements.
+INLINE void quantize_tile(const struct mx_quantize_args *args, loader *load, struct token_tile tokens, int64_t matrix,
+                          int64_t token, int64_t col, int32_t type, bool want_rows, bool want_cols) {
     bool first_half = thread_id() < THREADS / 2;
     int32_t cols = clamp_tile(args->cols - col);
-    int64_t row = matrix * args->rows + tile.row, line = matrix * args->cols + col;
-    if (want_cols && !tile.in_group) {
+    int64_t row = matrix * args->rows + tokens.row, line = matrix * args->cols + col;
+    if (want_cols && !tokens.in_group) {
         struct target by_cols = target_at(args->col_data, args->col_scale, line, args->col_k, token, cols);
-        store_codes(&by_cols, ZEROS);
-        if (first_half)
-            store_scales(&by_cols, ZEROS);
+        store_zeros(&by_cols, first_half);
         want_cols = false;
     }
-    if (tile.rows == 0)
+    if (tokens.rows == 0)
         return;
 
-    const GLOBAL char *x = (const GLOBAL char *)args->x + (row * args->cols + col) * size;
-    struct elements e = load(x, args->cols * size, tile.rows, cols, type);
+    struct elements e = load(args, (struct tile){row, col, tokens.rows, cols}, type);
     uint32_t threshold = mx_rounding_threshold(args->rounding);
     if (want_rows)
         encode_rows(&e, type, threshold);
@@ -405,48 +247,21 @@ INLINE void quantize_tile(const struct mx_quantize_args *args, struct tile tile,
         encode_cols(&e, type, threshold);
     sync_block();
 
-    struct target by_rows = target_at(args->row_data, args->row_scale, row, args->row_k, col, tile.rows);
+    struct target by_rows = target_at(args->row_data, args->row_scale, row, args->row_k, col, tokens.rows);
     struct target by_cols = target_at(args->col_data, args->col_scale, line, args->col_k, token, cols);
-    if (want_rows)
-        store_codes(&by_rows, ROWS);
-    if (want_cols)
-        store_codes(&by_cols, COLS);
-    if (want_rows && first_half)
-        store_scales(&by_rows, ROWS);
-    if (want_cols && !first_half)
-        store_scales(&by_cols, COLS);
+    store_copies(&by_rows, &by_cols, want_rows, want_cols, first_half);
 }
 
-INLINE void quantize(struct mx_quantize_args args, int32_t type, bool want_rows, bool want_cols) {
-    if (!want_cols) {
-        args.rows *= args.batch;
-        args.batch = 1;
-    }
-    bool by_group = args.offs && want_cols;
-    uint32_t tiles = (uint32_t)((args.rows + TILE - 1) / TILE);
-    if (by_group)
-        tiles = (uint32_t)((want_rows ? mx_padded_tokens(args.rows, args.groups + 1) : args.col_k) / TILE);
-    uint32_t t = block_z() * grid_y() + block_y(), matrix = 0;
-    if (args.batch > 1) {
-        matrix = t / tiles;
-        t -= matrix * tiles;
-    }
-    if (matrix >= args.batch || t >= tiles)
-        return;
-    struct tile tile = by_group ? find_tile(&args, t, want_rows) : plain_tile(args.rows, t);
-    quantize_tile(&args, tile, matrix, (int64_t)t * TILE, (int64_t)block_x() * TILE, type, want_rows, want_cols);
-}
-
-#define QUANTIZE(name, type, want_rows, want_cols, blocks)                                                             \
+#define QUANTIZE(name, load, type, want_rows, want_cols, blocks)                                                       \
     KERNEL(mx_quantize_##name##_sm90, 256, blocks)(struct mx_quantize_args args) {                                     \
-        quantize(args, type, want_rows, want_cols);                                                                    \
+        quantize(args, load, type, want_rows, want_cols);                                                              \
     }
-QUANTIZE(rows_bf16, MX_BF16, true, false, 5)
-QUANTIZE(cols_bf16, MX_BF16, false, true, 5)
-QUANTIZE(both_bf16, MX_BF16, true, true, 4)
-QUANTIZE(rows_f32, MX_F32, true, false, 3)
-QUANTIZE(cols_f32, MX_F32, false, true, 3)
-QUANTIZE(both_f32, MX_F32, true, true, 2)
+QUANTIZE(rows_bf16, load_plain, MX_BF16, true, false, 5)
+QUANTIZE(cols_bf16, load_plain, MX_BF16, false, true, 5)
+QUANTIZE(both_bf16, load_plain, MX_BF16, true, true, 4)
+QUANTIZE(rows_f32, load_plain, MX_F32, true, false, 3)
+QUANTIZE(cols_f32, load_plain, MX_F32, false, true, 3)
+QUANTIZE(both_f32, load_plain, MX_F32, true, true, 2)
 
 // Thread `first` of `step` does its share, by 16 bytes where that is possible.
 INLINE void clear(GLOBAL uint8_t *at, int64_t bytes, int64_t first, int64_t step) {
@@ -462,11 +277,10 @@ INLINE void clear(GLOBAL uint8_t *at, int64_t bytes, int64_t first, int64_t step
 // warp a row. Grid x: ceil(rows / 8) blocks, y: blocks along the columns, 512 bytes of them a step; blocks stride over
 // what is left.
 KERNEL(mx_zero_padding_sm90, 256, 8)(struct mx_padding_args args) {
-    int64_t used = args.groups ? ((const GLOBAL int32_t *)args.offs)[args.groups - 1] : 0;
-    used = max64(0, min64(used, args.depth)) / MX_BLOCK * MX_BLOCK;
-    int64_t bytes = args.depth - used, first = (int64_t)block_y() * WARP + lane_id(), step = (int64_t)grid_y() * WARP;
-    int64_t first_row = (int64_t)block_x() * (THREADS / WARP) + warp_id();
-    ROLLED for (int64_t row = first_row; row < args.rows; row += (int64_t)grid_x() * (THREADS / WARP)) {
+    int64_t used = padding_start(&args);
+    int64_t bytes = args.depth - used, first = (int64_t)block_y() * LANES + lane_id(), step = (int64_t)grid_y() * LANES;
+    int64_t first_row = (int64_t)block_id() * (THREADS / LANES) + wave_id();
+    ROLLED for (int64_t row = first_row; row < args.rows; row += (int64_t)grid_size() * (THREADS / LANES)) {
         int64_t start = row * args.depth + used;
         clear((GLOBAL uint8_t *)args.data + start, bytes, first, step);
         clear((GLOBAL uint8_t *)args.scale + start / MX_BLOCK, bytes / MX_BLOCK, first, step);
