@@ -33,7 +33,7 @@
 // One turn of the loop is a body: two steps of 128. Fills (memory to LDS) run two steps ahead of their use and go to
 // the half-step buffer that was read last; each barrier waits until only the wave's fills of one step are in flight,
 // the newest. Scales are loaded one body ahead. There is no peeled turn: fills past the contraction's end, those of the
-// whole last turn among them, have offsets out of bounds (SET_OFFSETS).
+// whole last turn among them, have offsets out of bounds (NEXT_FILLS). The loop itself: loop.h. The output: store.h.
 // In a persistent kernel the last turn stands after the loop: with its own descriptors the fills there are the next
 // tile's first two steps, in flight during the stores, which leave LDS alone. The tile after that is asked for in the
 // same turn; its number is known after the stores, and its description is loaded while accumulators are cleared.
@@ -98,6 +98,7 @@ INLINE void learn(struct queue *q, struct operands *in, uint32_t wave) { // nobo
 // Accumulators begin as a product of zeros: 16 registers an instruction, by naming the registers (E2M1 operands, which
 // take 4 registers, are the fastest). The compiler knows neither what the instruction is nor its latency:
 // the fragment reads and wait_all_waves stand between it and the first use.
+// The next rows of 4 accumulators to clear, and zeros.
 struct clear {
     f32x4 *c;
     u64x2 zero;
@@ -156,6 +157,7 @@ INLINE void pin(f32x4 (*c)[4][4], struct shape shape) {
     }
 }
 
+// A wave as it is before the first products but for accumulators and fragments; the fills of two steps are in flight.
 INLINE struct wave start_tile(struct shape shape, const CONSTANT struct mx_gfx950_tile *tile,
                               struct mx_gfx950_extent extent, int32_t stride, uint32_t *first_at, uint32_t *at,
                               f32x4 (*c)[4][4], f32x4 (*cx)[4]) {
@@ -235,7 +237,7 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
                           struct shape shape, int32_t stride, int64_t stride_out, struct output to) {
     f32x4 c[4][4][4], cx[4][4];
     i32x8 x0, x1, b0[4], a0[4];
-    struct second {
+    struct second { // a struct: alone, each array would become one value of 32 registers
         i32x8 a[4], b[4];
     } second;
     uint32_t at[4], first_at[4];
@@ -264,13 +266,13 @@ INLINE void multiply_tile(const CONSTANT struct mx_gfx950_tile *tile, struct mx_
     }
 }
 
-// With a queue, which takes a shape of 256x256 and plain output, it and those after it while they can follow:
-// the fills and scales that the last turn of a tile issues are the next one's first. Then nothing is in flight.
+// A tile of 256x256 with plain output, and those that the queue gives while they can follow: the fills and scales that
+// the last turn of a tile issues are the next one's first. Then nothing is in flight.
 INLINE void multiply_tiles(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent,
                            struct shape shape, int32_t stride, int64_t stride_out, struct output to, struct queue *q) {
     f32x4 c[4][4][4], cx[4][4];
     i32x8 x0, x1, b0[4], a0[4];
-    struct second {
+    struct second { // a struct: alone, each array would become one value of 32 registers
         i32x8 a[4], b[4];
     } second;
     uint32_t at[4], first_at[4];

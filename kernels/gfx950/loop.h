@@ -71,6 +71,7 @@ struct wave {
     struct operands in;
 };
 
+// [operand][half]: 4 fragments each of A and B, one of X.
 struct fragments {
     i32x8 *a0, *a1, *b0, *b1, *x0, *x1;
 };

@@ -1,4 +1,4 @@
-// Output of the gfx950 GEMMs.
+// Output of the gfx950 GEMMs: zeros, tiles from accumulators, tiles through LDS. What a kernel may write: gemm.c.
 #pragma once
 #include "loop.h"
 
