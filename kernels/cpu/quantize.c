@@ -78,7 +78,6 @@ struct plan {
 };
 
 struct tile {
-    const char *x;    // its first element; null when it has no rows
     int64_t matrix;   // of the batch
     int64_t row, col; // where it starts in x
     int64_t token;    // where it starts in the transposed copy
@@ -87,23 +86,42 @@ struct tile {
     int width;        // columns of the transposed copy, zeros from `tokens` on
 };
 
-[[gnu::always_inline]] static inline words load_block(const char *x, int32_t type) {
+// The seam: what is quantized is what this gives, and nothing else reads x. `count` elements of a row of x, all
+// matrices as one, from column `col` on, then zeros: as float32 bits.
+[[gnu::always_inline]] static inline floats load_block(const struct mx_quantize_args *args, int64_t row, int64_t col,
+                                                       int count, int32_t type) {
+    const char *x = (const char *)args->x + (row * args->cols + col) * mx_type_bytes(type);
+    alignas(64) char padded[MX_BLOCK * 4] = {};
+    if (count < MX_BLOCK)
+        x = memcpy(padded, x, (size_t)(count * mx_type_bytes(type)));
     if (type == MX_BF16)
-        return *(const loose_words *)x;
-    floats v = *(const loose_floats *)x;
+        return __builtin_convertvector(*(const loose_words *)x, floats) << 16;
+    return *(const loose_floats *)x;
+}
+
+// With it: a tile's row is going to be loaded. To L2: bands are far apart in memory and power-of-two strides would push
+// it out of L1 again.
+[[gnu::always_inline]] static inline void fetch_row(const struct mx_quantize_args *args, int64_t row, int64_t col,
+                                                    int32_t type) {
+    const char *x = (const char *)args->x + (row * args->cols + col) * mx_type_bytes(type);
+    for (int i = 0; i < TILE * mx_type_bytes(type); i += LINE)
+        __builtin_prefetch(x + i, 0, 2);
+}
+
+[[gnu::always_inline]] static inline words words_of(floats v, int32_t type) {
+    if (type == MX_BF16)
+        return __builtin_convertvector(v >> 16, words);
     return __builtin_convertvector((v | ((v & 0xffff) + 0xffff)) >> 16, words);
 }
 
-// The first `count` elements, then zeros.
-[[gnu::always_inline]] static inline words load_part(const char *x, int count, int32_t type) {
-    alignas(64) char padded[MX_BLOCK * 4] = {};
-    memcpy(padded, x, (size_t)(count * mx_type_bytes(type)));
-    return load_block(padded, type);
-}
+// Rows and columns of x, all its matrices as one.
+struct place {
+    int64_t row, col;
+};
 
-[[gnu::always_inline]] static inline void load_rows(struct staging *s, const char *x, const char *next, int64_t stride,
-                                                    int rows, int cols, int32_t type, bool whole, bool want_rows,
-                                                    bool want_cols) {
+[[gnu::always_inline]] static inline void load_rows(struct staging *s, const struct mx_quantize_args *args,
+                                                    struct place at, struct place next, int rows, int cols,
+                                                    int32_t type, bool whole, bool want_rows, bool want_cols) {
     signed_words col_amax[BLOCKS] = {};
     for (int r = 0; r < rows; r++) {
 #pragma clang loop unroll(full)
@@ -111,8 +129,8 @@ struct tile {
             int part = whole ? MX_BLOCK : cols - b * MX_BLOCK;
             if (part <= 0)
                 break;
-            const char *from = x + r * stride + b * (MX_BLOCK * mx_type_bytes(type));
-            words v = part >= MX_BLOCK ? load_block(from, type) : load_part(from, part, type);
+            int count = part < MX_BLOCK ? part : MX_BLOCK;
+            words v = words_of(load_block(args, at.row + r, at.col + b * MX_BLOCK, count, type), type);
             signed_words magnitude = (signed_words)(v & 0x7fff);
             s->x[r][b] = v;
             if (want_rows)
@@ -120,21 +138,19 @@ struct tile {
             if (want_cols)
                 col_amax[b] = __builtin_elementwise_max(col_amax[b], magnitude);
         }
-        for (int i = 0; i < TILE * mx_type_bytes(type); i += LINE)
-            __builtin_prefetch(next + r * stride + i, 0, 2);
+        fetch_row(args, next.row + r, next.col, type);
     }
     memcpy(s->col.amax, col_amax, sizeof col_amax);
 }
 
-// Brings a band to L1 and finds its blocks' maxima, 0 for blocks that it does not have. `next` is what to fetch ahead,
-// to L2: bands are far apart in memory and power-of-two strides would push it out of L1 again.
-[[gnu::noinline]] static void load_band(struct staging *s, const char *x, const char *next, int64_t stride, int rows,
-                                        int cols, int32_t type, bool want_rows, bool want_cols) {
-    bool bf16 = type == MX_BF16;
+// Brings a band to L1 and finds its blocks' maxima, 0 for blocks that it does not have. `next` is what to fetch ahead.
+[[gnu::noinline]] static void load_band(struct staging *s, const struct mx_quantize_args *args, struct place at,
+                                        struct place next, int rows, int cols, bool want_rows, bool want_cols) {
+    bool bf16 = args->x_type == MX_BF16;
     if (rows < MX_BLOCK || cols < TILE)
         memset(s->row.amax, 0, sizeof s->row.amax);
 #define MX_LOAD(type, whole, want_rows, want_cols)                                                                     \
-    load_rows(s, x, next, stride, rows, cols, type, whole, want_rows, want_cols)
+    load_rows(s, args, at, next, rows, cols, type, whole, want_rows, want_cols)
     if (cols < TILE && bf16)
         MX_LOAD(MX_BF16, false, true, true);
     else if (cols < TILE)
@@ -279,36 +295,42 @@ static uint8_t encode_exact(uint32_t bits, uint32_t scale) {
     return sign | (uint8_t)(code < MAX_CODE ? code : MAX_CODE);
 }
 
-// Redoes a block: `count` elements x_step bytes apart, then zeros; 32 codes code_step bytes apart.
-static void repair_block(const char *x, int64_t x_step, int count, int32_t type, uint32_t scale, uint8_t *codes,
-                         int64_t code_step) {
-    for (int i = 0; i < MX_BLOCK; i++) {
-        uint32_t bits = 0;
-        uint16_t top = 0;
-        if (i < count && type == MX_F32)
-            memcpy(&bits, x + i * x_step, sizeof bits);
-        if (i < count && type == MX_BF16)
-            memcpy(&top, x + i * x_step, sizeof top);
-        codes[i * code_step] = encode_exact(bits | (uint32_t)top << 16, scale);
-    }
+// A block's elements where their words do not say enough.
+[[gnu::noinline]] static floats load_again(const struct mx_quantize_args *args, struct place at, int cols) {
+    int count = cols < MX_BLOCK ? cols : MX_BLOCK;
+    return args->x_type == MX_BF16 ? load_block(args, at.row, at.col, count, MX_BF16)
+                                   : load_block(args, at.row, at.col, count, MX_F32);
 }
 
-[[gnu::noinline]] static void repair_rows(struct staging *s, const char *x, int64_t stride, int rows, int cols,
-                                          int32_t type) {
-    int64_t size = mx_type_bytes(type);
+[[gnu::noinline]] static void repair_rows(struct staging *s, const struct mx_quantize_args *args, struct place at,
+                                          int rows, int cols) {
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < cols; c += MX_BLOCK) {
             uint32_t scale = s->row.scale[r * BLOCKS + c / MX_BLOCK];
-            if (!is_fast(scale))
-                repair_block(x + r * stride + c * size, size, cols - c, type, scale, &s->row_codes[r][c], 1);
+            if (is_fast(scale))
+                continue;
+            floats x = load_again(args, (struct place){at.row + r, at.col + c}, cols - c);
+            for (int i = 0; i < MX_BLOCK; i++)
+                s->row_codes[r][c + i] = encode_exact(x[i], scale);
         }
 }
 
-[[gnu::noinline]] static void repair_cols(struct staging *s, const char *x, int64_t stride, int top, int rows, int cols,
-                                          int32_t type) {
-    for (int c = 0; c < cols; c++)
-        if (!is_fast(s->col.scale[c]))
-            repair_block(x + c * mx_type_bytes(type), stride, rows, type, s->col.scale[c], &s->col_codes[top][c], TILE);
+[[gnu::noinline]] static void repair_cols(struct staging *s, const struct mx_quantize_args *args, struct place at,
+                                          int top, int rows, int cols) {
+    for (int c = 0; c < cols; c += MX_BLOCK) {
+        int count = cols - c < MX_BLOCK ? cols - c : MX_BLOCK;
+        bool slow = false;
+        for (int i = 0; i < count; i++)
+            slow |= !is_fast(s->col.scale[c + i]);
+        if (!slow)
+            continue;
+        floats x[MX_BLOCK] = {};
+        for (int r = 0; r < rows; r++)
+            x[r] = load_again(args, (struct place){at.row + r, at.col + c}, count);
+        for (int i = 0; i < count; i++)
+            for (int r = 0; r < MX_BLOCK && !is_fast(s->col.scale[c + i]); r++)
+                s->col_codes[top + r][c + i] = encode_exact(x[r][i], s->col.scale[c + i]);
+    }
 }
 
 // Copies blocks of codes. A line with only half of it here goes by the caches, where the other half will meet it.
@@ -400,24 +422,29 @@ static void flush_cols(const struct plan *plan, const struct tile *tile, struct 
         store_scales(scale + c * (args->col_k / MX_BLOCK), scales[c], tile->width / MX_BLOCK);
 }
 
+static struct place place_of(const struct mx_quantize_args *args, const struct tile *tile) {
+    return (struct place){tile->matrix * args->rows + tile->row, tile->col};
+}
+
 // `following` is what to fetch ahead at the end of the tile.
-static void quantize_tile(const struct plan *plan, const struct tile *tile, const char *following, struct staging *s) {
+static void quantize_tile(const struct plan *plan, const struct tile *tile, struct place following, struct staging *s) {
     const struct mx_quantize_args *args = plan->args;
-    int64_t stride = args->cols * mx_type_bytes(args->x_type);
+    struct place first = place_of(args, tile);
     bool want_rows = args->row_data, want_cols = args->col_data;
     for (int top = 0; top < tile->rows; top += MX_BLOCK) {
         int rows = (int)min64(tile->rows - top, MX_BLOCK);
-        const char *x = tile->x + top * stride, *next = top + MX_BLOCK < tile->rows ? x + MX_BLOCK * stride : following;
-        load_band(s, x, next, stride, rows, tile->cols, args->x_type, want_rows, want_cols);
+        struct place at = {first.row + top, first.col};
+        struct place next = top + MX_BLOCK < tile->rows ? (struct place){at.row + MX_BLOCK, at.col} : following;
+        load_band(s, args, at, next, rows, tile->cols, want_rows, want_cols);
         bool slow_rows = want_rows && find_scales(&s->row, plan->threshold);
         bool slow_cols = want_cols && find_scales(&s->col, plan->threshold);
         encode_band(s, top, rows, div_up32(tile->cols, MX_BLOCK), want_rows, want_cols);
         if (want_cols && rows < MX_BLOCK)
             memset(s->col_codes[top + rows], 0, (size_t)(MX_BLOCK - rows) * TILE);
         if (slow_rows)
-            repair_rows(s, x, stride, rows, tile->cols, args->x_type);
+            repair_rows(s, args, at, rows, tile->cols);
         if (slow_cols)
-            repair_cols(s, x, stride, top, rows, tile->cols, args->x_type);
+            repair_cols(s, args, at, top, rows, tile->cols);
         if (want_rows)
             flush_rows(plan, tile, s, top, rows);
         if (want_cols)
@@ -451,9 +478,7 @@ static struct tile find_tile(const struct plan *plan, int64_t index, int64_t col
     }
     int64_t matrix = index / plan->tiles, row = start + (t - first_tile) * TILE;
     int rows = (int)max64(0, min64(end - row, TILE));
-    int64_t offset = ((matrix * args->rows + row) * args->cols + col) * mx_type_bytes(args->x_type);
     return (struct tile){
-        .x = rows ? (const char *)args->x + offset : nullptr,
         .matrix = matrix,
         .row = row,
         .col = col,
@@ -472,8 +497,9 @@ static void quantize_strip(int64_t index, int, void *context) {
     struct staging staging;
     for (; col < end; col += TILE) {
         struct tile tile = find_tile(plan, token_tile, col);
-        const char *following =
-            tile.rows && col + TILE < end ? tile.x + TILE * mx_type_bytes(plan->args->x_type) : tile.x;
+        struct place following = place_of(plan->args, &tile);
+        if (col + TILE < end)
+            following.col += TILE;
         quantize_tile(plan, &tile, following, &staging);
     }
 #if defined(__x86_64__)
