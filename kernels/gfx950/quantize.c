@@ -8,6 +8,7 @@
 // 0x7f, in its zero padding too.
 //
 // Kernels   mx_quantize_<rows|cols|both>_<bf16|f32>_gfx950(struct mx_quantize_args), 256 threads (4 waves).
+//           Grid, tiles and tails: mx_quantize.h.
 //           x is at least as aligned as its elements, data 16 bytes, scale 1 byte. Nothing else is asked for.
 // Lane      lane l of wave w holds rows 32w + 8(l / 16) .. + 7 of columns 8(l % 16) .. + 7: a row-block is 4 lanes side
 //           by side, a column-block 4 lanes 16 apart.
