@@ -13,6 +13,8 @@ op                                                          result
                                                             each group on columns of its own; for a 3-D ``x [E, N, K]``
                                                             (no ``offs``) data ``[E, K, Nc]``, scale ``[E, K, Nc/32]``
 ``quantize_both(x, offs=None, rounding="rceil")``           the four tensors of both, in one read of ``x``
+``dequantize(data, scale, offs=None, *, tokens=None)``      float32 values, exact; with ``offs``, of a token-blocked
+                                                            copy, rows ``[tokens, K]``: `mxfp8_moe.dequantize`
 ``zero_padding_(data, scale, offs)``                        clears the columns past ``offs[-1]`` of an operand in the
                                                             plain layout, in place
 ``grouped_mm(a, a_scale, b, b_scale, offs,                  ``y [M, N]``, ``y[r] = a[r] . b[g(r)]^T + bias[g(r)]``;

@@ -35,6 +35,10 @@ def arguments(name: str, device: torch.device) -> list[tuple[torch._ops.OpOverlo
             (ops.quantize_both.default, (w,), {}),
             (ops.quantize_both.default, (x[:0], offs * 0), {}),
         ],
+        "dequantize": [
+            (ops.dequantize.default, tuple(a), {}),
+            (ops.dequantize.default, (*right, offs), {"tokens": 45}),
+        ],
         "zero_padding_": [(ops.zero_padding_.default, (*plain[0], plain_offs), {})],
         "grouped_mm": [
             (ops.grouped_mm.default, (*a, *b, offs), {}),
@@ -61,7 +65,7 @@ def arguments(name: str, device: torch.device) -> list[tuple[torch._ops.OpOverlo
 
 OPS = [
     "quantize_rows", "quantize_cols", "quantize_both", "zero_padding_", "grouped_mm", "grouped_mm_dgrad",
-    "grouped_mm_wgrad", "grouped_mm_wgrad.accumulate",
+    "grouped_mm_wgrad", "grouped_mm_wgrad.accumulate", "dequantize",
 ]  # fmt: skip
 
 
