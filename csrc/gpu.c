@@ -393,7 +393,7 @@ static bool is_new(const struct mx_gpu_span *spans, int index) {
     for (int i = 0; i < index; i++)
         if (spans[i].data == spans[index].data && spans[i].bytes == spans[index].bytes)
             return false;
-    return spans[index].data && spans[index].bytes;
+    return spans[index].bytes;
 }
 
 static int emulate(struct mx_gpu *gpu, const struct mx_gpu_call *call, struct mx_error *error) {
@@ -430,14 +430,14 @@ enum { THREADS = 256 }; // of a block
 // Token tiles of the quantizers' contract, spread over two axes of the grid.
 static struct mx_gpu_launch quantize_launch(const struct mx_quantize_args *args) {
     enum { TILE = MX_GROUP_ALIGN, AXIS = 32768 };
-    const int kernel = !args->col_data  ? MX_GPU_QUANTIZE_ROWS
-                       : args->row_data ? MX_GPU_QUANTIZE_BOTH
-                                        : MX_GPU_QUANTIZE_COLS;
+    const int kernel = args->wants == MX_ROWS   ? MX_GPU_QUANTIZE_ROWS
+                       : args->wants == MX_COLS ? MX_GPU_QUANTIZE_COLS
+                                                : MX_GPU_QUANTIZE_BOTH;
     int64_t tiles = args->batch * div_up(args->rows, TILE);
     if (kernel == MX_GPU_QUANTIZE_ROWS)
         tiles = div_up(args->batch * args->rows, TILE);
-    else if (args->offs)
-        tiles = (args->row_data ? mx_padded_tokens(args->rows, args->groups + 1) : args->col_k) / TILE;
+    else if (args->grouped)
+        tiles = (kernel == MX_GPU_QUANTIZE_BOTH ? mx_padded_tokens(args->rows, args->groups + 1) : args->col_k) / TILE;
     int64_t y = tiles < AXIS ? tiles : AXIS;
     return (struct mx_gpu_launch){
         kernel + args->x_type,
@@ -450,7 +450,8 @@ int mx_gpu_quantize(struct mx_gpu *gpu, const struct mx_quantize_args *args, con
                     struct mx_error *error) {
     struct mx_quantize_args copy = *args;
     const struct mx_gpu_launch launch = quantize_launch(args);
-    const int64_t row = args->batch * args->rows * args->row_k, col = args->batch * args->cols * args->col_k;
+    const int64_t row = args->wants & MX_ROWS ? args->batch * args->rows * args->row_k : 0;
+    const int64_t col = args->wants & MX_COLS ? args->batch * args->cols * args->col_k : 0;
     const struct mx_gpu_span spans[] = {
         mx_gpu_reads(args->x, args->batch * args->rows * args->cols * mx_type_bytes(args->x_type)),
         mx_gpu_reads(args->offs, args->groups * 4),

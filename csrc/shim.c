@@ -341,7 +341,9 @@ static int check_groups(const struct value *x, const struct value *offs, struct 
 
 static int quantize(const struct value *x, const struct value *offs, const struct value *rounding, bool rows,
                     AtenTensorHandle *out, struct mx_error *error) {
-    struct mx_quantize_args args = {.x = x->data, .x_type = x->dtype == aoti_torch_dtype_float32() ? MX_F32 : MX_BF16};
+    struct mx_quantize_args args = {.x = x->data,
+                                    .x_type = x->dtype == aoti_torch_dtype_float32() ? MX_F32 : MX_BF16,
+                                    .wants = (rows ? MX_ROWS : 0) | (offs ? MX_COLS : 0)};
     if (check_x(x, error) || (offs && check_groups(x, offs, error)))
         return 1;
     if (parse_rounding(rounding, &args.rounding, error))
@@ -353,8 +355,8 @@ static int quantize(const struct value *x, const struct value *offs, const struc
     args.row_k = mx_round_up(args.cols, MX_BLOCK);
     args.col_k = mx_round_up(args.rows, MX_BLOCK);
     if (offs && offs->present) {
-        static const int32_t none; // an empty tensor has no storage, but its presence counts
-        args.offs = offs->data ? offs->data : &none;
+        args.grouped = 1;
+        args.offs = offs->data;
         args.groups = offs->sizes[0];
         args.col_k = mx_padded_tokens(args.rows, args.groups);
     }

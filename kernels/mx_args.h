@@ -51,21 +51,28 @@ static inline int64_t mx_padded_tokens(int64_t m, int64_t groups) {
     return min32(max32(offset, 0), limit);
 }
 
-// Either pair of outputs may be null; what is asked for is written whole, padding included.
-// Without offs, x is `batch` matrices and each is one group whose columns start at 0.
-// With offs, batch is 1 and the rows are tokens: group g = rows [offs[g-1], offs[g]) goes to the columns that start at
+// What an array without elements has for an address is anything, null included: no pointer below says more than where
+// its elements are, if it has any.
+
+enum mx_wants { MX_ROWS = 1, MX_COLS = 2 };
+
+// What is asked for is written whole, padding included.
+// Not grouped, x is `batch` matrices and each is one group whose columns start at 0.
+// Grouped, batch is 1 and the rows are tokens: group g = rows [offs[g-1], offs[g]) goes to the columns that start at
 // the sum of the earlier groups' lengths, each rounded up to MX_GROUP_ALIGN. Rows past offs[groups-1] are in no column.
 struct mx_quantize_args {
     const void *x;       // [batch][rows][cols], type x_type
-    const int32_t *offs; // [groups], or null
-    uint8_t *row_data;   // [batch][rows][row_k]
+    const int32_t *offs; // [groups] if grouped
+    uint8_t *row_data;   // [batch][rows][row_k] if wants & MX_ROWS
     uint8_t *row_scale;  // [batch][rows][row_k / 32]
-    uint8_t *col_data;   // [batch][cols][col_k]
+    uint8_t *col_data;   // [batch][cols][col_k] if wants & MX_COLS
     uint8_t *col_scale;  // [batch][cols][col_k / 32]
     int64_t batch, rows, cols, groups;
     int64_t row_k;    // mx_round_up(cols, MX_BLOCK)
-    int64_t col_k;    // mx_padded_tokens(rows, groups) with offs, mx_round_up(rows, MX_BLOCK) without
-    int32_t x_type;   // enum mx_type
+    int64_t col_k;    // mx_padded_tokens(rows, groups) if grouped, else mx_round_up(rows, MX_BLOCK)
+    int16_t x_type;   // enum mx_type
+    int8_t wants;     // enum mx_wants, one or both
+    int8_t grouped;   // 1: by offs, of which there may be none
     int32_t rounding; // enum mx_rounding
 };
 
@@ -74,7 +81,7 @@ struct mx_rows_args {
     const uint8_t *a, *a_scale; // [m][k], [m][k / 32]
     const uint8_t *b, *b_scale; // [groups][n][k], [groups][n][k / 32]
     const int32_t *offs;        // [groups]
-    const float *bias;          // [groups][n], or null
+    const float *bias;          // [groups][n], or null for zeros; with groups or n 0, no output element would read it
     void *out;                  // [m][n], type out_type
     int64_t m, n, k, groups;
     int32_t out_type; // enum mx_type

@@ -199,7 +199,7 @@ INLINE void quantize(struct mx_quantize_args args, loader *load, int32_t type, b
         args.rows *= args.batch;
         args.batch = 1;
     }
-    bool by_group = args.offs && want_cols;
+    bool by_group = args.grouped && want_cols;
     int64_t tokens = args.rows + TILE - 1;
     if (by_group)
         tokens = want_rows ? mx_padded_tokens(args.rows, args.groups + 1) : args.col_k;

@@ -118,10 +118,14 @@ class Error(ctypes.Structure):
     _fields_ = [("text", ctypes.c_char * 512)]
 
 
+ROWS, COLS = 1, 2  # enum mx_wants
+
+
 class Quantize(ctypes.Structure):
     _fields_ = [(n, ctypes.c_void_p) for n in ("x", "offs", "row_data", "row_scale", "col_data", "col_scale")] + [
         (n, ctypes.c_int64) for n in ("batch", "rows", "cols", "groups", "row_k", "col_k")
-    ] + [("x_type", ctypes.c_int32), ("rounding", ctypes.c_int32)]  # fmt: skip
+    ] + [("x_type", ctypes.c_int16), ("wants", ctypes.c_int8), ("grouped", ctypes.c_int8),
+         ("rounding", ctypes.c_int32)]  # fmt: skip
 
 
 class Padding(ctypes.Structure):
@@ -171,7 +175,8 @@ def padding_args(**changes: int) -> Padding:
 def quantize_args(**changes: int) -> Quantize:
     """quantize_both of bfloat16 tokens."""
     sizes = {"x": 4096, "offs": 4096, "row_data": 4096, "row_scale": 4096, "col_data": 4096, "col_scale": 4096,
-             "batch": 1, "rows": 300, "cols": 200, "groups": 2, "row_k": 224, "col_k": 512}  # fmt: skip
+             "batch": 1, "rows": 300, "cols": 200, "groups": 2, "row_k": 224, "col_k": 512, "wants": ROWS | COLS,
+             "grouped": 1}  # fmt: skip
     return Quantize(**(sizes | changes))
 
 
@@ -424,12 +429,14 @@ def test_gemm_is_prepare_then_gemm(new, driver, op, args, kernel, prepare_thread
 QUANTIZERS = [
     (quantize_args(), "both_bf16", "2 5 1"),
     (quantize_args(x_type=1), "both_f32", "2 5 1"),
-    (quantize_args(row_data=0, row_scale=0), "cols_bf16", "2 4 1"),
-    (quantize_args(row_data=0, row_scale=0, x_type=1), "cols_f32", "2 4 1"),
-    (quantize_args(col_data=0, col_scale=0, offs=0), "rows_bf16", "2 3 1"),
-    (quantize_args(col_data=0, col_scale=0, offs=0, x_type=1), "rows_f32", "2 3 1"),
-    (quantize_args(offs=0, batch=3), "both_bf16", "2 9 1"),
-    (quantize_args(col_data=0, col_scale=0, offs=0, rows=128 * 40000), "rows_bf16", "2 32768 2"),
+    (quantize_args(wants=COLS), "cols_bf16", "2 4 1"),
+    (quantize_args(wants=COLS, x_type=1), "cols_f32", "2 4 1"),
+    (quantize_args(wants=ROWS, grouped=0), "rows_bf16", "2 3 1"),
+    (quantize_args(wants=ROWS, grouped=0, x_type=1), "rows_f32", "2 3 1"),
+    (quantize_args(grouped=0, batch=3), "both_bf16", "2 9 1"),
+    (quantize_args(wants=ROWS, grouped=0, rows=128 * 40000), "rows_bf16", "2 32768 2"),
+    (quantize_args(offs=0, groups=0, col_k=256), "both_bf16", "2 3 1"),  # empty arrays have no address
+    (quantize_args(wants=COLS, offs=0, groups=0, col_k=256), "cols_bf16", "2 2 1"),
 ]
 
 
@@ -456,9 +463,10 @@ EMPTY = [
     ("gemm_depth", depth_args(n=0)),
     ("gemm_depth", depth_args(k=0)),
     ("gemm_depth", depth_args(n=2**30, k=0, depth=0, groups=2**18)),
-    ("quantize", quantize_args(rows=0, col_data=0, offs=0)),
+    ("quantize", quantize_args(rows=0, wants=ROWS, grouped=0)),
+    ("quantize", quantize_args(rows=40, wants=COLS, offs=0, groups=0, col_k=0, col_data=0, col_scale=0)),
     ("quantize", quantize_args(cols=0)),
-    ("quantize", quantize_args(batch=0, offs=0)),
+    ("quantize", quantize_args(batch=0, grouped=0)),
     ("zero_padding", padding_args(rows=0)),
     ("zero_padding", padding_args(depth=0)),
 ]

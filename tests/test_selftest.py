@@ -76,16 +76,16 @@ def one_code_off(t: Tensor, at: int = -1) -> None:
 @pytest.mark.parametrize(
     ("op", "output", "expected"),
     [
-        ("quantize_rows", 0, QUANTIZE),
-        ("quantize_rows", 1, QUANTIZE),
-        ("quantize_cols", 0, QUANTIZE),
-        ("quantize_cols", 1, QUANTIZE),
-        ("quantize_both", 0, QUANTIZE),
-        ("quantize_both", 1, QUANTIZE),
-        ("quantize_both", 2, QUANTIZE),
-        ("quantize_both", 3, QUANTIZE),
-        ("grouped_mm", None, ["forward", "E4M3's range and NaN"]),
-        ("grouped_mm_dgrad", None, ["dgrad"]),
+        ("quantize_rows", 0, [*QUANTIZE, "no experts"]),
+        ("quantize_rows", 1, [*QUANTIZE, "no experts"]),
+        ("quantize_cols", 0, [*QUANTIZE, "no experts"]),
+        ("quantize_cols", 1, [*QUANTIZE, "no experts"]),
+        ("quantize_both", 0, [*QUANTIZE, "no experts"]),
+        ("quantize_both", 1, [*QUANTIZE, "no experts"]),
+        ("quantize_both", 2, [*QUANTIZE, "no experts"]),
+        ("quantize_both", 3, [*QUANTIZE, "no experts"]),
+        ("grouped_mm", None, ["forward", "no experts", "E4M3's range and NaN"]),
+        ("grouped_mm_dgrad", None, ["dgrad", "no experts"]),
     ],
 )
 def test_one_wrong_code_is_found(monkeypatch, capsys, device, op: str, output: int | None, expected: list[str]) -> None:
@@ -115,8 +115,21 @@ def test_wrong_weight_gradient_is_found(monkeypatch, capsys, device, plain: bool
     sabotage(monkeypatch, "grouped_mm_wgrad", change)
     status, failed, text = run(capsys, device)
     assert status == 1
-    assert failed == ["wgrad, plain layout" if plain else "wgrad"]
+    assert failed == (["wgrad, plain layout"] if plain else ["wgrad"] if main_grad else ["wgrad", "no experts"])
     assert ("added to main_grad: 1 of" in text) == main_grad
+
+
+@pytest.mark.parametrize("op", ["quantize_rows", "quantize_cols", "quantize_both", "grouped_mm", "grouped_mm_dgrad"])
+def test_wrong_result_without_experts_is_found(monkeypatch, capsys, device, op: str) -> None:
+    def change(result: Any, arguments: dict[str, Any]) -> Any:
+        if isinstance(result, Tensor):
+            return result + 1
+        return [(t.view(torch.uint8) ^ 1).view(t.dtype) for t in result]
+
+    sabotage(monkeypatch, op, change)
+    for name in ("check_rows", "check_depth", "check_quantize", "check_range", "check_repeats"):
+        monkeypatch.setattr(selftest, name, lambda *arguments: "left out")
+    assert run(capsys, device)[:2] == (1, ["no experts"])
 
 
 def test_padding_that_stays_is_found(monkeypatch, capsys, device) -> None:
@@ -156,7 +169,7 @@ def test_an_operator_that_raises_is_a_failure(monkeypatch, capsys, device) -> No
     status, failed, text = run(capsys, device)
     assert status == 1
     gpu_only = ["graph replay", "two streams"] if device.type == "cuda" else []
-    assert failed == ["dgrad", "same bits every time", *gpu_only]
+    assert failed == ["dgrad", "no experts", "same bits every time", *gpu_only]
     assert "RuntimeError: broken" in text
 
 

@@ -430,7 +430,7 @@ static struct place place_of(const struct mx_quantize_args *args, const struct t
 static void quantize_tile(const struct plan *plan, const struct tile *tile, struct place following, struct staging *s) {
     const struct mx_quantize_args *args = plan->args;
     struct place first = place_of(args, tile);
-    bool want_rows = args->row_data, want_cols = args->col_data;
+    bool want_rows = args->wants & MX_ROWS, want_cols = args->wants & MX_COLS;
     for (int top = 0; top < tile->rows; top += MX_BLOCK) {
         int rows = (int)min64(tile->rows - top, MX_BLOCK);
         struct place at = {first.row + top, first.col};
@@ -473,7 +473,7 @@ static struct tile find_tile(const struct plan *plan, int64_t index, int64_t col
             first_tile = plan->tile_end[low - 1], start = args->offs[low - 1];
         if (in_group)
             end = args->offs[low];
-        else if (!args->row_data)
+        else if (!(args->wants & MX_ROWS))
             end = start;
     }
     int64_t matrix = index / plan->tiles, row = start + (t - first_tile) * TILE;
@@ -508,26 +508,26 @@ static void quantize_strip(int64_t index, int, void *context) {
 }
 
 int64_t mx_cpu_quantize_workspace(const struct mx_quantize_args *args, const struct mx_exec *) {
-    return args->offs ? args->groups * (int64_t)sizeof(int64_t) : 0;
+    return args->grouped ? args->groups * (int64_t)sizeof(int64_t) : 0;
 }
 
 int mx_cpu_quantize(const struct mx_quantize_args *args, const struct mx_exec *exec, struct mx_error *error) {
-    if (args->offs && mx_cpu_check_offs(args->offs, args->groups, args->rows, 1, error))
+    if (args->grouped && mx_cpu_check_offs(args->offs, args->groups, args->rows, 1, error))
         return 1;
     struct plan plan = {.args = args, .threshold = mx_rounding_threshold(args->rounding)};
     plan.tiles = div_up(args->rows, TILE);
-    plan.grouped = args->offs && args->col_data;
+    plan.grouped = args->grouped && args->wants & MX_COLS;
     if (plan.grouped) {
         int64_t *tile_end = exec->workspace, tiles = 0, start = 0;
         for (int64_t g = 0; g < args->groups; start = args->offs[g++])
             tile_end[g] = tiles += div_up(args->offs[g] - start, TILE);
-        if (args->row_data)
+        if (args->wants & MX_ROWS)
             tiles += div_up(args->rows - start, TILE);
         plan.tile_end = tile_end;
         plan.tiles = max64(tiles, args->col_k / TILE);
     }
-    int64_t row_bytes = args->row_data ? args->batch * args->rows * args->row_k : 0;
-    int64_t col_bytes = args->col_data ? args->batch * args->cols * args->col_k : 0;
+    int64_t row_bytes = args->wants & MX_ROWS ? args->batch * args->rows * args->row_k : 0;
+    int64_t col_bytes = args->wants & MX_COLS ? args->batch * args->cols * args->col_k : 0;
     plan.stream = row_bytes + col_bytes >= STREAM_BYTES;
 
     int64_t tiles = args->batch * plan.tiles, across = div_up(args->cols, TILE);

@@ -102,7 +102,7 @@ static int gemm_rows(const struct mx_rows_args *args, const struct mx_exec *exec
         mx_gpu_reads(args->b, b),
         mx_gpu_reads(args->b_scale, b / MX_BLOCK),
         mx_gpu_reads(args->offs, args->groups * 4),
-        mx_gpu_reads(args->bias, args->groups * args->n * 4),
+        mx_gpu_reads(args->bias, args->bias ? args->groups * args->n * 4 : 0),
         mx_gpu_writes(args->out, args->m * args->n * mx_type_bytes(args->out_type)),
         mx_gpu_writes(exec->workspace, plan.bytes),
     };

@@ -175,6 +175,31 @@ def check_step(device: torch.device) -> str:
     return f"y, dx, dw of {M}x{N}x{K}; NaN past the groups"
 
 
+def check_no_experts(device: torch.device) -> str:
+    """A rank without an expert: no group, zeros from every operator, and through autograd."""
+    offs, w = offsets([], device), torch.empty(0, N, K, device=device)
+    for m in (40, M):  # the first one's column copy has no column, and so no address
+        x, dy = integer_values((m, K), 70).to(device), integer_values((m, N), 73).to(device)
+        x_t, dy_t = ops.quantize_cols(x, offs), ops.quantize_cols(dy, offs)
+        data, scale, *both_t = ops.quantize_both(x, offs)
+        for name, tensor, reference in zip(
+            ("data", "scale", "data_t", "scale_t") * 2,
+            (data, scale, *both_t, *ops.quantize_rows(x), *x_t),
+            (*quantized(padded(x.cpu()), "rceil"), *quantized(spread(x.cpu(), []), "rceil")) * 2,
+            strict=True,
+        ):
+            expect(codes(tensor), reference, name)
+        dw = torch.zeros(0, N, K)
+        expect(ops.grouped_mm(data, scale, *ops.quantize_rows(w), offs), torch.zeros(m, N), "grouped_mm")
+        dx = ops.grouped_mm_dgrad(*ops.quantize_rows(dy), *ops.quantize_cols(w), offs)
+        expect(dx, torch.zeros(m, K), "grouped_mm_dgrad")
+        expect(ops.grouped_mm_wgrad(*dy_t, *x_t, offs), dw, "grouped_mm_wgrad")
+        y = mxfp8_moe.grouped_mm(x.requires_grad_(), w.requires_grad_().mT, offs=offs)
+        for name, tensor, wanted in zip(("dx", "dw"), torch.autograd.grad(y, (x, w), dy), (dx, dw), strict=True):
+            expect(tensor, torch.zeros_like(wanted).cpu(), name)
+    return f"every operator, 40 and {M} tokens"
+
+
 def check_range(device: torch.device) -> str:
     """Every finite E4M3 code, within float32's rounding errors; then a NaN, which stays in its group."""
     k = 256
@@ -320,6 +345,7 @@ def checks(device: torch.device) -> Iterator[tuple[str, Check]]:
     for rounding in mxfp8_moe.ROUNDINGS:
         yield f"quantize {rounding}", lambda d, rounding=rounding: check_quantize(rounding, d)  # type: ignore[misc]
     yield "autograd step", check_step
+    yield "no experts", check_no_experts
     yield "E4M3's range and NaN", check_range
     yield "same bits every time", check_repeats
     if device.type == "cuda":

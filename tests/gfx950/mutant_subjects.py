@@ -204,7 +204,7 @@ def far_call(number: int, kernel: str, rows: int, cols: int) -> Callable[[Module
         ]
         views[0][:] = quantize.bytes_of(corner).reshape(len(corner), -1)
         x, *outputs = (None if n in absent else b.ptr for n, b in enumerate(buffers))
-        args = quantize.QuantizeArgs(x, None, *outputs, 1, rows, cols, 0, row_k, col_k, index, 0)
+        args = quantize.QuantizeArgs(x, None, *outputs, 1, rows, cols, 0, row_k, col_k, index, quantize.WANTS[want])
         try:
             launch(module.function(kernel), [1, 1], [256], [args])
             return [v.copy() for v in views[1:]]

@@ -24,7 +24,7 @@ import mxfp8_moe  # noqa: F401
 TILE, BLOCK, THREADS = 128, 32, 256
 MODES = ["rceil", "floor", "ceil", "even"]
 TYPES = {"bf16": (0, torch.bfloat16), "f32": (1, torch.float32)}
-WANTS = ["rows", "cols", "both"]
+WANTS = {"rows": 1, "cols": 2, "both": 3}  # enum mx_wants
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,8 @@ class QuantizeArgs(ctypes.Structure):
     _fields_ = (
         [(n, ctypes.c_void_p) for n in ("x", "offs", "row_data", "row_scale", "col_data", "col_scale")]
         + [(n, ctypes.c_int64) for n in ("batch", "rows", "cols", "groups", "row_k", "col_k")]
-        + [("x_type", ctypes.c_int32), ("rounding", ctypes.c_int32)]
+        + [("x_type", ctypes.c_int16), ("wants", ctypes.c_int8), ("grouped", ctypes.c_int8)]
+        + [("rounding", ctypes.c_int32)]
     )
 
 
@@ -110,6 +111,8 @@ def run(
         col_k=col_k,
         x_type=TYPES[kind][0],
         rounding=MODES.index(rounding),
+        wants=WANTS[want],
+        grouped=groups is not None,
         **dict(zip(names[want], (b.ptr for b in outputs), strict=True)),
     )
     grid = grid_of(want, batch, rows, cols, groups, col_k)
@@ -342,7 +345,9 @@ def test_offsets_past_4_gib():
         ]
         views[0][:, : corner.shape[1] * 2] = bytes_of(corner).reshape(corner.shape[0], -1)
         x, row_data, row_scale, col_data, col_scale = (b.ptr for b in buffers)
-        args = QuantizeArgs(x, None, row_data, row_scale, col_data, col_scale, 1, rows, cols, 0, row_k, col_k, 0, 0)
+        args = QuantizeArgs(
+            x, None, row_data, row_scale, col_data, col_scale, 1, rows, cols, 0, row_k, col_k, 0, WANTS["both"]
+        )
         launch(kernel("mx_quantize_both_bf16_gfx950"), [1, 1], [THREADS], [args])
         for view, want in zip(views[1:], reference(corner[None], None, "rceil", "both"), strict=True):
             want = want.reshape(len(view), -1)
