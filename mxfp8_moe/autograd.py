@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import Node
 from torch.nn import functional
 
 ops = torch.ops.mxfp8
@@ -55,7 +56,7 @@ def _quantize_weight(b_t: Tensor, rounding: str, keep_rows: bool, keep_cols: boo
         unless kept.
     """
     stored_as_n_k = _is_transposed(b_t)
-    stored = _kernel_input(b_t.transpose(-2, -1) if stored_as_n_k else b_t)
+    stored = b_t.transpose(-2, -1) if stored_as_n_k else b_t
     want_rows, want_cols = (keep_rows, keep_cols) if stored_as_n_k else (keep_cols, keep_rows)
     rows, cols = _quantize(stored, None, rounding, want_rows, want_cols)
     return (rows, cols) if stored_as_n_k else (cols, rows)
@@ -64,7 +65,10 @@ def _quantize_weight(b_t: Tensor, rounding: str, keep_rows: bool, keep_cols: boo
 def _quantize(
     x: Tensor, offs: Tensor | None, rounding: str, want_rows: bool, want_cols: bool
 ) -> tuple[_Pair | None, _Pair | None]:
-    """One read of ``x`` whatever is wanted: the row-blocked pair and the column-blocked pair."""
+    """One read of ``x``, or none, whatever is wanted: the row-blocked pair and the column-blocked pair."""
+    if not want_rows and not want_cols:
+        return None, None
+    x = _kernel_input(x)
     if want_rows and want_cols:
         data, scale, data_t, scale_t = ops.quantize_both(x, offs, rounding)
         return (data, scale), (data_t, scale_t)
@@ -177,6 +181,51 @@ def _pad_rows(x: Tensor) -> Tensor:
     return functional.pad(x, (0, -x.shape[1] % (16 // x.itemsize))).contiguous()
 
 
+def _runs(node: Node) -> bool:
+    """Whether the running backward computes the gradient that `node`, a next function of the node it is at, takes."""
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # of a leaf that torch.autograd.grad asks for, the engine refuses to tell
+        return True
+
+
+def _asks_for(ctx: Any, argument: int) -> bool:
+    """Whether the running backward asks for the gradient of forward's tensor `argument`.
+
+    ``ctx.needs_input_grad`` says only that some backward may. A traced backward is one for all.
+    """
+    if torch.compiler.is_compiling() or not ctx.needs_input_grad[argument]:
+        return bool(ctx.needs_input_grad[argument])
+    return _runs(ctx.next_functions[argument][0])
+
+
+def _leaf_is_captured(ctx: Any, argument: int) -> bool:
+    """Whether torch.autograd.grad asks for the leaf that `argument` is a view of, and so wants a tensor for it."""
+    if torch.compiler.is_compiling():
+        return False
+    node: Node = ctx.next_functions[argument][0]
+    while len(node.next_functions) == 1 and node.next_functions[0][0] is not None:
+        node = node.next_functions[0][0]
+    try:
+        torch._C._will_engine_execute_node(node)
+    except RuntimeError:
+        return True
+    return False
+
+
+def _assert_whole_backward(dw: Tensor) -> None:
+    node = torch._C._current_autograd_node()
+    if node is not None and not all(_runs(edge) for edge, _ in node.next_functions if edge is not None):
+        raise RuntimeError(
+            "main_grad in a compiled program needs backwards that ask for every gradient of the program: one that asks "
+            "for some computes, and would add, all of them"
+        )
+
+
+# It claims to write `dw`, so that a compiled backward asks before it adds.
+torch.library.custom_op("mxfp8::assert_whole_backward", _assert_whole_backward, mutates_args=("dw",))
+
+
 @dataclass(frozen=True)
 class _Options:
     """What a call fixes besides its tensors."""
@@ -203,7 +252,7 @@ class _CutRows(torch.autograd.Function):
     ) -> Tensor:
         need_da, need_db, _, need_dbias = (need and options.grad for need in ctx.needs_input_grad[:4])
         keep_cols = need_db and not options.wgrad_hp
-        rows, cols = _quantize(_kernel_input(a), offs, options.rounding, True, keep_cols)
+        rows, cols = _quantize(a, offs, options.rounding, True, keep_cols)
         if handle is None:
             weight, weight_t = _quantize_weight(b_t, options.rounding, True, need_da)
         else:
@@ -229,9 +278,9 @@ class _CutRows(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         offs, weight_t, weight_t_scale, xt, xt_scale, a = ctx.saved_tensors
         options: _Options = ctx.options
-        need_da, need_db = ctx.needs_input_grad[:2]
+        need_da, need_db = _asks_for(ctx, 0), _asks_for(ctx, 1)
         da = db_t = dbias = None
-        rows, cols = _quantize(_kernel_input(dy), offs, options.rounding, need_da, xt is not None)
+        rows, cols = _quantize(dy, offs, options.rounding, need_da, need_db and xt is not None)
         if rows is not None:
             da = ops.grouped_mm_dgrad(*rows, weight_t, weight_t_scale, offs, out_dtype=_kernel_dtype(ctx.a_dtype))
             da = da.to(ctx.a_dtype)
@@ -242,9 +291,13 @@ class _CutRows(torch.autograd.Function):
             if ctx.main_grad is None:
                 db_t = db_t.to(ctx.b_dtype)
             else:
+                if torch.compiler.is_compiling():
+                    ops.assert_whole_backward(db_t)
                 ctx.main_grad.add_(db_t)
                 db_t = None
-        if ctx.bias_dtype is not None:
+        if need_db and db_t is None and _leaf_is_captured(ctx, 1):
+            db_t = torch.zeros_like(ctx.main_grad, dtype=ctx.b_dtype)
+        if ctx.bias_dtype is not None and _asks_for(ctx, 3):
             dbias = _group_sums(dy, offs).to(ctx.bias_dtype)
         return da, db_t, None, dbias, None, None, None
 
@@ -258,7 +311,9 @@ class _CutRows(torch.autograd.Function):
         stored = ctx.main_grad.transpose(-2, -1) if ctx.transposed else ctx.main_grad
         if torch.compiler.is_compiling():
             # Inductor (torch 2.13) fails on a mutating op with a float8_e8m0fnu argument. Same bits, one more buffer.
-            stored.add_(ops.grouped_mm_wgrad(*left, *right, offs, out_dtype=torch.float32))
+            dw = ops.grouped_mm_wgrad(*left, *right, offs, out_dtype=torch.float32)
+            ops.assert_whole_backward(dw)
+            stored.add_(dw)
         else:
             ops.grouped_mm_wgrad(*left, *right, offs, main_grad=stored)
         return None
@@ -270,8 +325,8 @@ class _CutDepth(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, p: Tensor, q: Tensor, offs: Tensor, options: _Options) -> Tensor:
         need_dp, need_dq = (need and options.grad for need in ctx.needs_input_grad[:2])
-        p_rows, p_cols = _quantize(_kernel_input(p), offs, options.rounding, need_dq, True)
-        q_rows, q_cols = _quantize(_kernel_input(q), offs, options.rounding, need_dp, True)
+        p_rows, p_cols = _quantize(p, offs, options.rounding, need_dq, True)
+        q_rows, q_cols = _quantize(q, offs, options.rounding, need_dp, True)
         assert p_cols is not None
         assert q_cols is not None
         out: Tensor = ops.grouped_mm_wgrad(*p_cols, *q_cols, offs, out_dtype=_kernel_dtype(options.out_dtype))
@@ -286,7 +341,7 @@ class _CutDepth(torch.autograd.Function):
         offs, p, p_scale, q, q_scale = ctx.saved_tensors
         dp = dq = None
         # dp contracts Q, dq contracts P: the two orientations of dout.
-        rows, cols = _quantize(_kernel_input(dout), None, ctx.options.rounding, q is not None, p is not None)
+        rows, cols = _quantize(dout, None, ctx.options.rounding, _asks_for(ctx, 0), _asks_for(ctx, 1))
         if rows is not None:
             dp = ops.grouped_mm_dgrad(q, q_scale, *rows, offs, out_dtype=_kernel_dtype(ctx.p_dtype)).to(ctx.p_dtype)
         if cols is not None:
@@ -402,8 +457,10 @@ def grouped_mm(
             ``ceil`` or ``even``.
         wgrad_hp: compute the gradient of ``B_t`` from unquantized operands by ``torch._grouped_mm``; A is then kept.
         main_grad: float32, shaped like ``B_t`` and either contiguous or a transposed view. Backward adds the gradient
-            of ``B_t`` into it in float32, and ``B_t`` itself gets none. In a compiled program, run each backward
-            before the next forward with the same buffer: torch.compile lets nothing change that it keeps for backward.
+            of ``B_t`` into it in float32, and ``B_t`` itself gets none (torch.autograd.grad for its leaf gives zeros).
+            In a compiled program, run each backward before the next forward with the same buffer, since torch.compile
+            lets nothing change that it keeps for backward; and ask for all gradients at once, since a compiled
+            backward always computes them all: one that asks for some raises RuntimeError.
         b_quantized: handle from `quantize_weight`, used instead of quantizing ``B_t`` again. Gradients still flow to
             ``B_t``.
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,3 +117,14 @@ def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["aot_eager", "inductor"])
+def compiler(request: pytest.FixtureRequest, device: torch.device) -> str:
+    """The backends of torch.compile that can run here."""
+    if request.param == "inductor" and device.type == "cpu":
+        if not any(map(shutil.which, ("g++", "clang++", "c++"))):
+            pytest.skip("inductor needs a C++ compiler (g++ or clang++) for the CPU; none is on PATH")
+        if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+            pytest.skip("inductor needs Python's headers for the CPU; there is no Python.h")
+    return request.param

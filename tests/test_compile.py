@@ -6,10 +6,7 @@ ops. Both must keep every bit, and one graph must do for every M.
 
 from __future__ import annotations
 
-import shutil
-import sysconfig
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import function_oracle as fo
 import pytest
@@ -31,16 +28,6 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-
-
-@pytest.fixture(params=["aot_eager", "inductor"])
-def compiler(request: pytest.FixtureRequest, device: torch.device) -> str:
-    if request.param == "inductor" and device.type == "cpu":
-        if not any(map(shutil.which, ("g++", "clang++", "c++"))):
-            pytest.skip("inductor needs a C++ compiler (g++ or clang++) for the CPU; none is on PATH")
-        if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
-            pytest.skip("inductor needs Python's headers for the CPU; there is no Python.h")
-    return request.param
 
 
 def compiled(function: Callable, backend: object = "aot_eager") -> Callable:
