@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import Node
 from torch.nn import functional
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 ops = torch.ops.mxfp8
 
@@ -79,13 +80,14 @@ def _quantize(
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A weight's two FP8 copies, made by `quantize_weight` and valid until the weight is modified.
+    """A weight's two FP8 copies, made by `quantize_weight` and valid until an optimizer steps or the weight changes.
 
     Attributes:
         forward: data ``[E, N, Kc]`` and scale ``[E, N, Kc/32]``, blocked along K.
         dgrad: data ``[E, K, Nc]`` and scale ``[E, K, Nc/32]``, blocked along N.
         weight: the weight ``[E, N, K]`` itself, detached.
-        version: the weight's version counter when it was quantized, int64 on the CPU.
+        version: the weight's version counter and the number of optimizer steps when it was quantized, int64 ``[2]`` on
+            the CPU.
         rounding: the rounding mode.
     """
 
@@ -104,31 +106,43 @@ class QuantizedWeight:
             raise ValueError(f"b_quantized must be on the device of B_t, {B_t.device}, got {wanted.device}")
         if rounding != self.rounding:
             raise ValueError(f"b_quantized must be made with rounding '{rounding}', got '{self.rounding}'")
-        if torch.compiler.is_compiling():
-            ops.assert_version(self.version, self.weight)
-            return
-        # Only here, since a traced program has no storage to compare.
-        if (B_t.data_ptr(), B_t.stride()) != (wanted.data_ptr(), wanted.stride()):
-            raise ValueError("b_quantized must be made from B_t's own weight, got the handle of another weight")
-        _assert_version(self.version, self.weight)
+        assert_version = ops.assert_version if torch.compiler.is_compiling() else _assert_version
+        assert_version(self.version, self.weight, B_t)
+
+
+_steps = torch.zeros((), dtype=torch.int64, device="cpu")  # its version counter counts optimizer steps
+
+
+def _count_step(*_: object) -> None:
+    if torch.compiler.is_compiling():
+        _steps.add_(1)  # what a compiled step can do and still be one for all steps
+    else:
+        torch.autograd.graph.increment_version(_steps)  # no operation, so nothing that a mode could see or refuse
+
+
+# Fused optimizers, and under FSDP2 all, leave the weight's own version counter as it is.
+register_optimizer_step_post_hook(_count_step)
 
 
 def _weight_version(weight: Tensor) -> Tensor:
-    return torch.tensor(0 if weight.is_inference() else weight._version)  # inference tensors count no versions
+    version = 0 if weight.is_inference() else weight._version  # inference tensors count no versions
+    return torch.tensor((version, _steps._version), device="cpu")
 
 
-def _assert_version(made: Tensor, weight: Tensor) -> None:
-    now = _weight_version(weight)
-    if made != now:
+def _assert_version(made: Tensor, weight: Tensor, B_t: Tensor) -> None:
+    if (B_t.data_ptr(), B_t.stride()) != (weight.data_ptr(), weight.transpose(-2, -1).stride()):
+        raise ValueError("b_quantized must be made from B_t's own weight, got the handle of another weight")
+    then, now = made.tolist(), _weight_version(weight).tolist()
+    if then != now:
         raise ValueError(
-            f"b_quantized is stale: it was made at version {made.item()} of the weight, which is now at version "
-            f"{now.item()}; call quantize_weight again after each update"
+            f"b_quantized is stale: it was made at version {then[0]} of the weight, after {then[1]} optimizer steps; now "
+            f"these are {now[0]} and {now[1]}; call quantize_weight again after each update"
         )
 
 
 # A traced program must ask when it runs, so there both are ops; the second one runs because it claims to write `made`.
 torch.library.custom_op("mxfp8::weight_version", _weight_version, mutates_args=()).register_fake(
-    lambda weight: torch.empty((), dtype=torch.int64)
+    lambda weight: torch.empty(2, dtype=torch.int64, device="cpu")
 )
 torch.library.custom_op("mxfp8::assert_version", _assert_version, mutates_args=("made",))
 
@@ -144,6 +158,13 @@ def quantize_weight(w: Tensor, *, rounding: str = "rceil") -> QuantizedWeight:
     Returns:
         The handle that ``grouped_mm(A, B_t, ..., b_quantized=handle)`` takes. It is never looked up or refreshed
         behind the caller's back: after an optimizer step, make a new one.
+
+    A handle is refused, in compiled programs too, for any other weight, after any in-place operation on the weight, and
+    after a step of any ``torch.optim.Optimizer`` of this process, whatever it updates. Other updates move nothing that
+    can be seen, and after them the old handle would give the old weight's products: writes through ``.data``, an
+    optimizer that is no ``torch.optim.Optimizer``, a collective such as ``dist.broadcast`` into the weight, FSDP2's
+    all-gather of a shard that was written by hand or loaded, in-place operations under ``torch.inference_mode`` on a
+    tensor made there. Make a new handle after them.
 
     Raises:
         TypeError: ``w`` is not a floating-point tensor of a supported dtype.
