@@ -135,8 +135,8 @@ def _assert_version(made: Tensor, weight: Tensor, B_t: Tensor) -> None:
     then, now = made.tolist(), _weight_version(weight).tolist()
     if then != now:
         raise ValueError(
-            f"b_quantized is stale: it was made at version {then[0]} of the weight, after {then[1]} optimizer steps; now "
-            f"these are {now[0]} and {now[1]}; call quantize_weight again after each update"
+            f"b_quantized is stale: it was made at version {then[0]} of the weight, after {then[1]} optimizer steps, "
+            f"and now it is {now[0]}, after {now[1]}; call quantize_weight again after each update"
         )
 
 
@@ -182,24 +182,64 @@ def quantize_weight(w: Tensor, *, rounding: str = "rceil") -> QuantizedWeight:
     return QuantizedWeight(forward, dgrad, weight, version, rounding)
 
 
-def _group_sums(x: Tensor, offs: Tensor) -> Tensor:
-    """Sums the rows of ``x [M, N]`` in each group, in float32: ``[E, N]``. Rows past ``offs[-1]`` are in no group."""
-    zero = offs.new_zeros(1)
-    ends = torch.cat([zero, offs, zero + x.shape[0]])
-    lengths = ends.diff().long()
-    return torch.segment_reduce(x.float(), "sum", lengths=lengths, axis=0, unsafe=True, initial=0)[:-1]
+def _clamp(offs: Tensor, m: int) -> Tensor:
+    """The ends that the kernels read in ``offs``, whatever it holds: none before the one before, none past ``m``."""
+    return offs.clamp(0, m).cummax(0).values
 
 
-def _wgrad_hp(dy: Tensor, x: Tensor, offs: Tensor) -> Tensor:
+_CHUNK = 128  # rows that are summed as a tree
+
+
+def _chunk_sums(x: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums ``x [M, N]`` in chunks of up to `_CHUNK` rows, of which every group has its own.
+
+    Returns:
+        The sums in float32, ``[M / _CHUNK + E + 1, N]``, and each group's end in them. All rows past the last group, in
+        the result too, count as one more group.
+    """
+    m, groups = x.shape[0], ends.shape[0] + 1
+    ends = torch.cat([ends, ends.new_full((1,), m)])
+    starts = torch.cat([ends.new_zeros(1), ends[:-1]])
+    chunk_ends = ((ends - starts + _CHUNK - 1) // _CHUNK).cumsum(0)
+    moved = torch.cat([ends.new_zeros(1), chunk_ends[:-1]]) * _CHUNK - starts  # of each group's rows, to whole chunks
+    row = torch.arange(m, device=x.device)
+    chunks = m // _CHUNK + groups
+    padded = x.new_zeros(chunks * _CHUNK, x.shape[1])
+    padded.index_copy_(0, row + moved[torch.searchsorted(ends, row, right=True)], x)
+    sums = padded.view(chunks, _CHUNK, x.shape[1])
+    while sums.shape[1] > 1:
+        half = sums.shape[1] // 2
+        sums = sums[:, :half].float() + sums[:, half:].float()
+    return sums.squeeze(1), chunk_ends[:-1]
+
+
+def _group_sums(x: Tensor, ends: Tensor) -> Tensor:
+    """Sums the rows of ``x [M, N]`` in each group, in float32: ``[E, N]``. Rows past the last end are in no group.
+
+    Rows are added in trees of `_CHUNK` x `_CHUNK`, and these one after the other: an order that depends on the group's
+    length alone. Nothing on the host depends on ``ends``, which must not decrease or pass ``M``.
+    """
+    ends = ends.long()
+    for _ in range(2):
+        x, ends = _chunk_sums(x, ends)
+    lengths = torch.cat([ends.new_zeros(1), ends, ends.new_full((1,), x.shape[0])]).diff()
+    return torch.segment_reduce(x, "sum", lengths=lengths, axis=0, unsafe=True, initial=0)[:-1]
+
+
+_torch_grouped_mm = torch.ops.aten._grouped_mm  # as it is now: a user may set torch._grouped_mm to ours
+
+
+def _wgrad_hp(dy: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     """``[E, N, K]`` from unquantized ``dy [M, N]`` and ``x [M, K]``, by torch's own kernel; empty groups give 0."""
-    dw = torch._grouped_mm(_pad_rows(dy).t(), _pad_rows(x), offs=offs)[:, : dy.shape[1], : x.shape[1]]
-    empty = torch.cat([offs[:1], offs.diff()]) == 0
+    dw = _torch_grouped_mm(_pad_rows(dy).t(), _pad_rows(x), ends)[:, : dy.shape[1], : x.shape[1]]
+    empty = torch.cat([ends[:1], ends.diff()]) == 0
     return dw.masked_fill(empty[:, None, None], 0)
 
 
 def _pad_rows(x: Tensor) -> Tensor:
-    """``torch._grouped_mm`` wants rows that are a multiple of 16 bytes apart."""
-    return functional.pad(x, (0, -x.shape[1] % (16 // x.itemsize))).contiguous()
+    """``torch._grouped_mm`` wants rows that are a multiple of 16 bytes apart, also if there is but one, or none."""
+    x = functional.pad(x, (0, -x.shape[1] % (16 // x.itemsize))).contiguous()
+    return x.as_strided(x.shape, (x.shape[1], 1))  # contiguous() takes any stride for right where it steps nowhere
 
 
 def _runs(node: Node) -> bool:
@@ -308,7 +348,8 @@ class _CutRows(torch.autograd.Function):
         if cols is not None:
             db_t = _CutRows._weight_grad(ctx, cols, (xt, xt_scale), offs)
         elif need_db:
-            db_t = _wgrad_hp(dy.to(a.dtype), a, offs).transpose(-2, -1)
+            dtype = a.dtype if ctx.main_grad is None else torch.float32  # main_grad takes no rounded gradient
+            db_t = _wgrad_hp(dy.to(dtype), a.to(dtype), _clamp(offs, a.shape[0])).transpose(-2, -1)
             if ctx.main_grad is None:
                 db_t = db_t.to(ctx.b_dtype)
             else:
@@ -319,7 +360,7 @@ class _CutRows(torch.autograd.Function):
         if need_db and db_t is None and _leaf_is_captured(ctx, 1):
             db_t = torch.zeros_like(ctx.main_grad, dtype=ctx.b_dtype)
         if ctx.bias_dtype is not None and _asks_for(ctx, 3):
-            dbias = _group_sums(dy, offs).to(ctx.bias_dtype)
+            dbias = _group_sums(dy, _clamp(offs, dy.shape[0])).to(ctx.bias_dtype)
         return da, db_t, None, dbias, None, None, None
 
     @staticmethod

@@ -360,3 +360,42 @@ def test_bad_offsets_raise_on_the_cpu(form: str, group: int, end: int, device: t
     pr.offs[group] = end
     with pytest.raises(RuntimeError, match="offs"):
         mxfp8_moe.grouped_mm(pr.A, pr.B_t, offs=pr.offs)
+
+
+# ------------------------------------------------------------------------------- wgrad_hp, and torch's own function
+
+
+@pytest.mark.parametrize("lengths", [[0, 0, 0], [0, 1, 0], [30, 0, 11]], ids=str)
+@pytest.mark.parametrize(("p", "q"), [(72, 48), (70, 45), (8, 1), (1, 8)])
+@pytest.mark.parametrize("gradient", ["expanded", "transposed"])
+def test_wgrad_hp_with_any_strides(lengths: list[int], p: int, q: int, gradient: str, device: torch.device) -> None:
+    """No token, one, or a single column: there contiguous() leaves strides that torch._grouped_mm refuses."""
+    pr = fo.problem("2d3d", lengths, device, p=p, q=q)
+    if gradient == "expanded":
+        pr.dout = torch.ones((), dtype=pr.A.dtype, device=device).expand(pr.dout.shape)
+    else:
+        pr.dout = fo.stored_transposed(pr.dout)
+    pr.A = fo.stored_transposed(pr.A)
+    _, _, dB = fo.run(pr, wgrad_hp=True)
+    if sum(lengths) == 0:
+        assert (dB == 0).all()
+    else:
+        fo.assert_near(dB, fo.grad_b(pr, operand=fo.plain), "dB")
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_wgrad_hp_where_ours_replaces_torchs(
+    compiled: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch._grouped_mm set to ours: the gradient still is torch's own product."""
+    torch._dynamo.reset()
+    pr = fo.problem("2d3d", LENGTHS, device, tail=TAIL, p=72, q=48)
+    wanted = fo.run(pr, wgrad_hp=True)[2]
+    monkeypatch.setattr(torch, "_grouped_mm", mxfp8_moe.grouped_mm)
+    A, B_t = pr.A.clone().requires_grad_(), pr.B_t.clone().requires_grad_()
+
+    def call(a: Tensor, b_t: Tensor) -> Tensor:
+        return mxfp8_moe.grouped_mm(a, b_t, offs=pr.offs, wgrad_hp=True)
+
+    (torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call)(A, B_t).backward(pr.dout)
+    ref.assert_same_bits(B_t.grad, wanted)

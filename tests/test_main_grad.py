@@ -184,11 +184,20 @@ def test_with_unquantized_operands(device: torch.device) -> None:
     _, grad = buffer(pr, True, start)
     run(pr.poisoned(torch.nan), weight, grad, wgrad_hp=True)
     exact = fo.grad_b(pr, operand=fo.plain)
-    # torch's kernel rounds its product to bfloat16; then one float32 addition.
-    limit = exact.bound(torch.bfloat16) + 2.0**-24 * (exact.value.abs() + start.cpu().double().abs()) * 1.01
+    # A float32 product, then one float32 addition.
+    limit = exact.bound(torch.float32) + 2.0**-24 * (exact.value.abs() + start.cpu().double().abs()) * 1.01
     assert ((grad.cpu().double() - start.cpu().double() - exact.value).abs() <= limit).all()
     assert torch.equal(grad[EMPTY], start[EMPTY])
     assert weight.grad is None
+
+
+def test_unquantized_gradient_is_not_rounded_to_bf16(device: torch.device) -> None:
+    """257 tokens of ones: bfloat16 has no 257."""
+    x, B_t = torch.ones(257, 32, dtype=torch.bfloat16, device=device), torch.ones(1, 32, 16, device=device).bfloat16()
+    grad, offs = torch.zeros(1, 32, 16, device=device), torch.tensor([257], dtype=torch.int32, device=device)
+    y = mxfp8_moe.grouped_mm(x, B_t.requires_grad_(), offs=offs, wgrad_hp=True, main_grad=grad)
+    y.backward(torch.ones_like(y))
+    assert (grad == 257).all()
 
 
 @pytest.mark.parametrize("tail", [0, 5])

@@ -1,4 +1,4 @@
-"""A handle of quantize_weight after an update that moves no version counter: optimizers, FSDP2; in compiled programs."""
+"""A handle of quantize_weight after an update that moves no version counter: by optimizers, FSDP2, under compile."""
 
 from __future__ import annotations
 
