@@ -9,6 +9,7 @@ Each quantizes an operand along the axis that the product contracts, and keeps f
 blocked along the axes which the gradients contract.
 """
 
+import threading
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -231,7 +232,7 @@ _torch_grouped_mm = torch.ops.aten._grouped_mm  # as it is now: a user may set t
 
 def _wgrad_hp(dy: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     """``[E, N, K]`` from unquantized ``dy [M, N]`` and ``x [M, K]``, by torch's own kernel; empty groups give 0."""
-    dw = _torch_grouped_mm(_pad_rows(dy).t(), _pad_rows(x), ends)[:, : dy.shape[1], : x.shape[1]]
+    dw: Tensor = _torch_grouped_mm(_pad_rows(dy).t(), _pad_rows(x), ends)[:, : dy.shape[1], : x.shape[1]]
     empty = torch.cat([ends[:1], ends.diff()]) == 0
     return dw.masked_fill(empty[:, None, None], 0)
 
@@ -272,6 +273,14 @@ def _leaf_is_captured(ctx: Any, argument: int) -> bool:
     except RuntimeError:
         return True
     return False
+
+
+_locks = tuple(threading.Lock() for _ in range(64))
+
+
+def _lock(main_grad: Tensor) -> threading.Lock:
+    """Held during an addition: backwards of several threads may add into one buffer. Buffers may share a lock."""
+    return _locks[main_grad.untyped_storage().data_ptr() // 64 % len(_locks)]
 
 
 def _assert_whole_backward(dw: Tensor) -> None:
@@ -323,7 +332,8 @@ class _CutRows(torch.autograd.Function):
         bias32 = None if bias is None else _kernel_input(_cast(bias, torch.float32))
         y: Tensor = ops.grouped_mm(*rows, *weight, offs, bias=bias32, out_dtype=_kernel_dtype(options.out_dtype))
 
-        saved: list[Tensor | None] = [offs]
+        # Empty, but shaped like the tokens: a recomputation that has another number of them shows to checkpointing.
+        saved: list[Tensor | None] = [offs, offs.new_empty(a.shape[0], 0)]
         saved += weight_t if need_da and weight_t is not None else (None, None)
         saved += cols if cols is not None else (None, None)
         ctx.save_for_backward(*saved, a if need_db and options.wgrad_hp else None)
@@ -337,7 +347,7 @@ class _CutRows(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        offs, weight_t, weight_t_scale, xt, xt_scale, a = ctx.saved_tensors
+        offs, _, weight_t, weight_t_scale, xt, xt_scale, a = ctx.saved_tensors
         options: _Options = ctx.options
         need_da, need_db = _asks_for(ctx, 0), _asks_for(ctx, 1)
         da = db_t = dbias = None
@@ -355,7 +365,10 @@ class _CutRows(torch.autograd.Function):
             else:
                 if torch.compiler.is_compiling():
                     ops.assert_whole_backward(db_t)
-                ctx.main_grad.add_(db_t)
+                    ctx.main_grad.add_(db_t)
+                else:
+                    with _lock(ctx.main_grad):
+                        ctx.main_grad.add_(db_t)
                 db_t = None
         if need_db and db_t is None and _leaf_is_captured(ctx, 1):
             db_t = torch.zeros_like(ctx.main_grad, dtype=ctx.b_dtype)
@@ -377,7 +390,8 @@ class _CutRows(torch.autograd.Function):
             ops.assert_whole_backward(dw)
             stored.add_(dw)
         else:
-            ops.grouped_mm_wgrad(*left, *right, offs, main_grad=stored)
+            with _lock(stored):
+                ops.grouped_mm_wgrad(*left, *right, offs, main_grad=stored)
         return None
 
 
@@ -522,7 +536,8 @@ def grouped_mm(
             of ``B_t`` into it in float32, and ``B_t`` itself gets none (torch.autograd.grad for its leaf gives zeros).
             In a compiled program, run each backward before the next forward with the same buffer, since torch.compile
             lets nothing change that it keeps for backward; and ask for all gradients at once, since a compiled
-            backward always computes them all: one that asks for some raises RuntimeError.
+            backward always computes them all: one that asks for some raises RuntimeError. Backwards in several threads
+            may add into one buffer on the CPU, unless compiled; on a GPU the caller must order their streams.
         b_quantized: handle from `quantize_weight`, used instead of quantizing ``B_t`` again. Gradients still flow to
             ``B_t``.
 

@@ -167,3 +167,21 @@ def test_memory_of_a_checkpointed_layer(device: torch.device) -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         cp.checkpoint(module, x.requires_grad_(), offs, use_reentrant=False)
     assert not [t for t in kept if t.dtype in (torch.float8_e4m3fn, torch.float8_e8m0fnu)]
+
+
+@pytest.mark.parametrize("context_fn", [cp.noop_context_fn, save_list], ids=["full", "selective"])
+@pytest.mark.parametrize("needing", ["A", "B_t", "A and B_t"])
+def test_another_number_of_tokens_is_noticed(needing: str, context_fn: object, device: torch.device) -> None:
+    """A recomputation that routes otherwise: torch's error, though the padded copies have the same shape."""
+    experts, k, n = 3, 64, 32
+    x, B_t = random_values((40, k), 1, device), random_values((experts, k, n), 2, device)
+    x.requires_grad_("A" in needing.split()), B_t.requires_grad_("B_t" in needing)
+    counts = iter([40, 37])
+
+    def layer(tokens: Tensor, weight: Tensor) -> Tensor:
+        m = next(counts)
+        return mxfp8_moe.grouped_mm(tokens[:m], weight, offs=offs_of([10, 20, m - 30], device))
+
+    y = cp.checkpoint(layer, x, B_t, use_reentrant=False, context_fn=context_fn)
+    with pytest.raises(cp.CheckpointError, match="different metadata"):
+        y.backward(torch.ones_like(y))

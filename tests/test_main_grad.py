@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import function_oracle as fo
 import pytest
 import reference as ref
 import torch
 from calls import Calls
-from inputs import generator
+from inputs import generator, offs_of
 from torch import Tensor
 
 import mxfp8_moe
@@ -233,3 +235,29 @@ def test_is_not_touched_without_a_gradient(device: torch.device) -> None:
         mxfp8_moe.grouped_mm(pr.A, pr.B_t.requires_grad_(), offs=pr.offs, main_grad=grad)
     run(pr, pr.B_t.detach(), grad)
     assert (grad == 7).all()
+
+
+def test_several_threads(device: torch.device) -> None:
+    """Backwards of one buffer at once: on the CPU no addition is lost. Integers, so that every order is exact."""
+    if device.type != "cpu":
+        pytest.skip("on a GPU the caller orders the streams")
+    count, repeats, experts, k, n = 4, 40, 2, 256, 192
+    x = torch.randint(-2, 3, (64, k), generator=generator(1)).bfloat16()
+    dy = torch.randint(-2, 3, (64, n), generator=generator(2)).bfloat16()
+    weight, offs = torch.ones(experts, k, n, dtype=torch.bfloat16, requires_grad=True), offs_of([40, 64 - 40])
+    grad, once = torch.zeros(experts, k, n), torch.zeros(experts, k, n)
+    mxfp8_moe.grouped_mm(x, weight, offs=offs, main_grad=once).backward(dy)
+    start = threading.Barrier(count)
+
+    def work() -> None:
+        start.wait()
+        for _ in range(repeats):
+            mxfp8_moe.grouped_mm(x, weight, offs=offs, main_grad=grad).backward(dy)
+
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (once != 0).any()
+    assert torch.equal(grad, count * repeats * once)
