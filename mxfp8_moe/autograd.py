@@ -176,7 +176,10 @@ def quantize_weight(w: Tensor, *, rounding: str = "rceil") -> QuantizedWeight:
     if w.dim() != 3:
         raise ValueError(f"w must be a 3-D tensor [E, N, K], got shape {list(w.shape)}")
     weight = w.detach()
-    forward, dgrad = _quantize_weight(weight.transpose(-2, -1), rounding, True, True)
+    try:
+        forward, dgrad = _quantize_weight(weight.transpose(-2, -1), rounding, True, True)
+    except RuntimeError as error:
+        raise _as_from("quantize_weight", error) from None
     assert forward is not None
     assert dgrad is not None
     version = ops.weight_version(weight) if torch.compiler.is_compiling() else _weight_version(weight)
@@ -329,7 +332,7 @@ class _CutRows(torch.autograd.Function):
             weight, weight_t = handle.forward, handle.dgrad
         assert rows is not None
         assert weight is not None
-        bias32 = None if bias is None else _kernel_input(_cast(bias, torch.float32))
+        bias32 = None if bias is None else _kernel_input(_cast(bias, torch.float32).expand(b_t.shape[0], b_t.shape[2]))
         y: Tensor = ops.grouped_mm(*rows, *weight, offs, bias=bias32, out_dtype=_kernel_dtype(options.out_dtype))
 
         # Empty, but shaped like the tokens: a recomputation that has another number of them shows to checkpointing.
@@ -341,6 +344,7 @@ class _CutRows(torch.autograd.Function):
         ctx.options = options
         ctx.a_dtype, ctx.b_dtype = a.dtype, b_t.dtype
         ctx.bias_dtype = bias.dtype if bias is not None and need_dbias else None
+        ctx.bias_dim = 0 if bias is None else bias.dim()
         ctx.transposed = _is_transposed(b_t if main_grad is None else main_grad)
         return _cast(y, options.out_dtype)
 
@@ -373,7 +377,9 @@ class _CutRows(torch.autograd.Function):
         if need_db and db_t is None and _leaf_is_captured(ctx, 1):
             db_t = torch.zeros_like(ctx.main_grad, dtype=ctx.b_dtype)
         if ctx.bias_dtype is not None and _asks_for(ctx, 3):
-            dbias = _group_sums(dy, _clamp(offs, dy.shape[0])).to(ctx.bias_dtype)
+            ends = _clamp(offs, dy.shape[0])
+            sums = _group_sums(dy, ends) if ctx.bias_dim == 2 else _group_sums(dy, ends[-1:]).sum(0)  # of one, or none
+            dbias = sums.to(ctx.bias_dtype)
         return da, db_t, None, dbias, None, None, None
 
     @staticmethod
@@ -423,6 +429,12 @@ class _CutDepth(torch.autograd.Function):
         if cols is not None:
             dq = ops.grouped_mm_dgrad(p, p_scale, *cols, offs, out_dtype=_kernel_dtype(ctx.q_dtype)).to(ctx.q_dtype)
         return dp, dq, None, None
+
+
+def _as_from(function: str, error: RuntimeError) -> RuntimeError:
+    """An operator's error under the name of the function that was called; any other as it is."""
+    text = str(error)
+    return RuntimeError(function + text[text.index(": ") :]) if text.startswith("mxfp8::") else error
 
 
 def _check_tensor(name: str, tensor: object) -> None:
@@ -475,8 +487,9 @@ def _check_operands(A: Tensor, B_t: Tensor, autocast: bool) -> None:
 def _check_bias(bias: Tensor, A: Tensor, B_t: Tensor) -> None:
     _check_tensor("bias", bias)
     _check_device("bias", bias, A)
-    if list(bias.shape) != [B_t.shape[0], B_t.shape[2]]:
-        raise ValueError(f"bias must have shape [{B_t.shape[0]}, {B_t.shape[2]}], got {list(bias.shape)}")
+    experts, _, n = B_t.shape
+    if bias.shape not in ((experts, n), (n,)):
+        raise ValueError(f"bias must have shape [{experts}, {n}] or [{n}], got {list(bias.shape)}")
 
 
 def _check_main_grad(main_grad: Tensor, A: Tensor, B_t: Tensor) -> None:
@@ -496,17 +509,26 @@ def _check_handle(handle: QuantizedWeight, B_t: Tensor, rounding: str) -> None:
     handle.check(B_t, rounding)
 
 
+def _either(names: str, one: Tensor | None, other: Tensor | None) -> Tensor:
+    """The argument that was given under one of its two names."""
+    if one is not None and other is not None:
+        raise TypeError(f"{names} are two names of one argument: give one of them")
+    return one if other is None else other  # type: ignore[return-value]  # None is refused as any other wrong type
+
+
 def grouped_mm(
-    A: Tensor,
-    B_t: Tensor,
-    *,
+    A: Tensor | None = None,
+    B_t: Tensor | None = None,
     offs: Tensor | None = None,
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    *,
     rounding: str = "rceil",
     wgrad_hp: bool = False,
     main_grad: Tensor | None = None,
     b_quantized: QuantizedWeight | None = None,
+    mat_a: Tensor | None = None,
+    mat_b: Tensor | None = None,
 ) -> Tensor:
     """Multiplies groups of rows with their own matrix in MXFP8; a differentiable drop-in for ``torch._grouped_mm``.
 
@@ -525,9 +547,10 @@ def grouped_mm(
     Args:
         A: bfloat16, float16 or float32. Copied first if it is not contiguous (as ``A.t()`` for the 2-D x 2-D form).
         B_t: of A's dtype. A transposed view of a weight stored as ``[E, N, K]``, or contiguous: neither is copied.
-        offs: int32 ``[E]``, cumulative ends of the groups. Values are never read on the host for a device tensor; on
-            the CPU, ends that decrease or pass the end raise.
-        bias: ``[E, N]``, added to each group's rows in float32 before rounding; for a 3-D ``B_t``.
+        offs: int32 ``[E]`` of any stride, cumulative ends of the groups. Values are never read on the host for a device
+            tensor; on the CPU, ends that decrease or pass the end raise.
+        bias: ``[E, N]``, or ``[N]`` for all groups, added to each group's rows in float32 before rounding; for a 3-D
+            ``B_t``.
         out_dtype: dtype of the result; A's dtype, or autocast's where that is enabled.
         rounding: how a block's scale follows from its largest magnitude: ``rceil`` (nothing saturates), ``floor``,
             ``ceil`` or ``even``.
@@ -540,6 +563,8 @@ def grouped_mm(
             may add into one buffer on the CPU, unless compiled; on a GPU the caller must order their streams.
         b_quantized: handle from `quantize_weight`, used instead of quantizing ``B_t`` again. Gradients still flow to
             ``B_t``.
+        mat_a: A, by its name in ``torch.nn.functional.grouped_mm``.
+        mat_b: B_t, likewise.
 
     Returns:
         The products, of ``out_dtype``.
@@ -549,6 +574,7 @@ def grouped_mm(
         ValueError: wrong rank, shape, device, or a handle that does not fit ``B_t``.
         RuntimeError: unknown rounding, bad values in ``offs`` on the CPU, or a device without kernels in this build.
     """
+    A, B_t = _either("A and mat_a", A, mat_a), _either("B_t and mat_b", B_t, mat_b)
     _check_tensor("A", A)
     _check_tensor("B_t", B_t)
     autocast = A.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(A.device.type)  # meta has no autocast
@@ -567,8 +593,25 @@ def grouped_mm(
         out_dtype = torch.get_autocast_dtype(A.device.type) if autocast else A.dtype
     if out_dtype not in _DTYPES:
         raise TypeError(f"out_dtype must be bfloat16, float16 or float32, got {out_dtype}")
+    if offs is not None and not offs.is_contiguous():
+        offs = offs.contiguous()
     options = _Options(out_dtype, rounding, wgrad_hp, torch.is_grad_enabled())
+    try:
+        return _product(A, B_t, offs, bias, options, main_grad, b_quantized)
+    except RuntimeError as error:
+        raise _as_from("grouped_mm", error) from None
 
+
+def _product(
+    A: Tensor,
+    B_t: Tensor,
+    offs: Tensor | None,
+    bias: Tensor | None,
+    options: _Options,
+    main_grad: Tensor | None,
+    b_quantized: QuantizedWeight | None,
+) -> Tensor:
+    """Each of the four forms by the Function that serves it."""
     if B_t.dim() == 2 and A.dim() == 2:
         return _CutDepth.apply(A.t(), B_t, offs, options)  # type: ignore[no-any-return,no-untyped-call]
     if B_t.dim() == 2:  # y^T = B_t^T . A^T, with B_t's columns as the tokens

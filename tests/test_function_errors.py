@@ -104,7 +104,7 @@ WRONG = [
     Wrong("offs for a batch", new("offs", 3, dtype=torch.int32), ValueError, ("offs", "None", "3-D"), (3, 3)),
     Wrong("bias float", to("bias", 1.0), TypeError, ("bias", "tensor", "float")),
     Wrong("bias int", new("bias", E, N, dtype=torch.int32), TypeError, ("bias", FLOATS, "int32")),
-    Wrong("bias per column", new("bias", N), ValueError, ("bias", shown(E, N), shown(N))),
+    Wrong("bias of K columns", new("bias", K), ValueError, ("bias", shown(E, N), shown(N), shown(K))),
     Wrong("bias of K", new("bias", E, K), ValueError, ("bias", shown(E, N), shown(E, K))),
     Wrong("bias meta", new("bias", E, N, device="meta"), ValueError, ("bias", "device", "meta")),
     Wrong("bias in 2-D", new("bias", E, N), ValueError, ("bias", "B_t", "3-D"), (2, 2)),
@@ -191,11 +191,11 @@ def test_quantize_weight_rounding(device: torch.device) -> None:
         mxfp8_moe.quantize_weight(torch.zeros(2, 3, 4, device=device), rounding="up")
 
 
-def test_arguments_by_position_are_refused(device: torch.device) -> None:
-    """As torch._grouped_mm has it, everything after B_t is by name only."""
+def test_own_arguments_by_position_are_refused(device: torch.device) -> None:
+    """What torch._grouped_mm does not have is by name only."""
     arguments = good_arguments(device)
-    with pytest.raises(TypeError):
-        mxfp8_moe.grouped_mm(arguments["A"], arguments["B_t"], arguments["offs"])
+    with pytest.raises(TypeError, match="positional"):
+        mxfp8_moe.grouped_mm(arguments["A"], arguments["B_t"], arguments["offs"], None, None, "rceil")
 
 
 def test_nothing_is_written_by_a_refused_call(device: torch.device) -> None:

@@ -237,11 +237,11 @@ def test_is_not_touched_without_a_gradient(device: torch.device) -> None:
     assert (grad == 7).all()
 
 
-def test_several_threads(device: torch.device) -> None:
+def test_several_threads(device: torch.device, backend: str) -> None:
     """Backwards of one buffer at once: on the CPU no addition is lost. Integers, so that every order is exact."""
     if device.type != "cpu":
         pytest.skip("on a GPU the caller orders the streams")
-    count, repeats, experts, k, n = 4, 40, 2, 256, 192
+    count, repeats, experts, k, n = 4, 2 if backend == "gfx950-emu" else 40, 2, 256, 192
     x = torch.randint(-2, 3, (64, k), generator=generator(1)).bfloat16()
     dy = torch.randint(-2, 3, (64, n), generator=generator(2)).bfloat16()
     weight, offs = torch.ones(experts, k, n, dtype=torch.bfloat16, requires_grad=True), offs_of([40, 64 - 40])
