@@ -9,6 +9,8 @@ Each quantizes an operand along the axis that the product contracts, and keeps f
 blocked along the axes which the gradients contract.
 """
 
+import importlib.util
+import sys
 import threading
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -168,13 +170,15 @@ def quantize_weight(w: Tensor, *, rounding: str = "rceil") -> QuantizedWeight:
     tensor made there. Make a new handle after them.
 
     Raises:
-        TypeError: ``w`` is not a floating-point tensor of a supported dtype.
+        TypeError: ``w`` is not a plain floating-point tensor of a supported dtype.
         ValueError: ``w`` is not 3-D.
         RuntimeError: unknown rounding, or a device without kernels in this build.
     """
     _check_tensor("w", w)
     if w.dim() != 3:
         raise ValueError(f"w must be a 3-D tensor [E, N, K], got shape {list(w.shape)}")
+    if _is_sharded(w):
+        raise TypeError("w must be a plain tensor, got a DTensor, whose updates would leave a handle stale unnoticed")
     weight = w.detach()
     try:
         forward, dgrad = _quantize_weight(weight.transpose(-2, -1), rounding, True, True)
@@ -516,6 +520,12 @@ def _either(names: str, one: Tensor | None, other: Tensor | None) -> Tensor:
     return one if other is None else other  # type: ignore[return-value]  # None is refused as any other wrong type
 
 
+def _is_sharded(*tensors: object) -> bool:
+    """Whether one is a DTensor, without the import of what makes them, which takes seconds."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(tensor, module.DTensor) for tensor in tensors)
+
+
 def grouped_mm(
     A: Tensor | None = None,
     B_t: Tensor | None = None,
@@ -579,6 +589,13 @@ def grouped_mm(
     _check_tensor("B_t", B_t)
     autocast = A.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(A.device.type)  # meta has no autocast
     _check_operands(A, B_t, autocast)
+    if _is_sharded(A, B_t, offs, bias, main_grad):
+        from mxfp8_moe import sharding
+
+        return sharding.grouped_mm(
+            grouped_mm, offs, A=A, B_t=B_t, bias=bias, out_dtype=out_dtype, rounding=rounding, wgrad_hp=wgrad_hp,
+            main_grad=main_grad, b_quantized=b_quantized,
+        )  # fmt: skip
     _check_offs(A, B_t, offs)
     for name, value in (("bias", bias), ("wgrad_hp", wgrad_hp), ("main_grad", main_grad), ("b_quantized", b_quantized)):
         if B_t.dim() != 3 and value is not None and value is not False:
@@ -623,3 +640,8 @@ def _product(
         y = _CutRows.apply(A.reshape(experts * m, k), B_t, offs, bias, options, main_grad, b_quantized)  # type: ignore[no-untyped-call]
         return y.view(experts, m, B_t.shape[2])  # type: ignore[no-any-return]
     return _CutRows.apply(A, B_t, offs, bias, options, main_grad, b_quantized)  # type: ignore[no-any-return,no-untyped-call]
+
+
+if importlib.util.find_spec("spmd_types") is not None:  # its type checker refuses Functions that it does not know
+    for _function in (_CutRows, _CutDepth):
+        importlib.import_module("spmd_types").register_local_autograd_function(_function)
