@@ -63,16 +63,14 @@ INLINE void wait_for_previous(void) { asm volatile("griddepcontrol.wait;" ::: "m
 #define HIDE(x) asm volatile("" : "+r"(x))
 #define HIDE64(x) asm volatile("" : "+l"(x))
 
-INLINE uint32_t lowest_of_warp(uint32_t x) {
-    uint32_t lowest;
-    asm volatile("redux.sync.min.u32 %0, %1, 0xffffffff;" : "=r"(lowest) : "r"(x));
-    return lowest;
-}
-INLINE uint32_t highest_of_warp(uint32_t x) {
-    uint32_t highest;
-    asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(highest) : "r"(x));
-    return highest;
-}
+#define OF_WARP(name, operation)                                                                                       \
+    INLINE uint32_t name(uint32_t x) {                                                                                 \
+        uint32_t y;                                                                                                    \
+        asm volatile("redux.sync." operation ".u32 %0, %1, 0xffffffff;" : "=r"(y) : "r"(x));                           \
+        return y;                                                                                                      \
+    }
+OF_WARP(lowest_of_warp, "min")
+OF_WARP(highest_of_warp, "max")
 // A bit for every lane of the warp: whether x is not 0 there.
 INLINE uint32_t lanes_where(uint32_t x) {
     uint32_t lanes;
@@ -119,29 +117,23 @@ INLINE u32x4 load_constant4(const void *p) {
     asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p));
     return x;
 }
-INLINE u32x4 load_constant4_if(int condition, const void *p) {
-    u32x4 x;
-    asm volatile("{.reg .pred go;\nsetp.ne.b32 go, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\n"
-                 "mov.b32 %3, 0;\n@go ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];}"
-                 : "=&r"(x.x), "=&r"(x.y), "=&r"(x.z), "=&r"(x.w)
-                 : "l"(p), "r"(condition));
-    return x;
-}
-
-// Nothing, or zeros, where the condition is 0; no branch.
+// 16 bytes, or zeros, where the condition is 0; no branch. The last parameter: what the load may not be moved past.
+#define LOAD4_IF(name, load, ...)                                                                                      \
+    INLINE u32x4 name(int condition, const void *p) {                                                                  \
+        u32x4 x;                                                                                                       \
+        asm volatile("{.reg .pred go;\nsetp.ne.b32 go, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\n"       \
+                     "mov.b32 %3, 0;\n@go " load ".v4.b32 {%0, %1, %2, %3}, [%4];}"                                    \
+                     : "=&r"(x.x), "=&r"(x.y), "=&r"(x.z), "=&r"(x.w)                                                  \
+                     : "l"(p), "r"(condition)                                                                          \
+                     : __VA_ARGS__);                                                                                   \
+        return x;                                                                                                      \
+    }
+LOAD4_IF(load_constant4_if, "ld.global.nc")
+LOAD4_IF(load_global4_if, "ld.global", "memory")
 INLINE void store_global4_if(int condition, void *p, u32x4 x) {
     asm volatile("{.reg .pred go;\nsetp.ne.b32 go, %5, 0;\n@go st.global.v4.b32 [%4], {%0, %1, %2, %3};}" ::"r"(x.x),
                  "r"(x.y), "r"(x.z), "r"(x.w), "l"(p), "r"(condition)
                  : "memory");
-}
-INLINE u32x4 load_global4_if(int condition, const void *p) {
-    u32x4 x;
-    asm volatile("{.reg .pred go;\nsetp.ne.b32 go, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\n"
-                 "mov.b32 %3, 0;\n@go ld.global.v4.b32 {%0, %1, %2, %3}, [%4];}"
-                 : "=&r"(x.x), "=&r"(x.y), "=&r"(x.z), "=&r"(x.w)
-                 : "l"(p), "r"(condition)
-                 : "memory");
-    return x;
 }
 
 INLINE uint32_t load_shared(uint32_t at) {
@@ -159,10 +151,9 @@ INLINE uint32_t load_shared_half(uint32_t at) {
     asm volatile("{.reg .b16 t;\nld.shared.u16 t, [%1];\ncvt.u32.u16 %0, t;}" : "=r"(x) : "r"(at));
     return x;
 }
-#define LOAD_SHARED4(to, at)                                                                                           \
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"                                                            \
-                 : "=r"((to)[0]), "=r"((to)[1]), "=r"((to)[2]), "=r"((to)[3])                                          \
-                 : "r"(at))
+INLINE void load_shared4(uint32_t *x, uint32_t at) {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at));
+}
 INLINE void store_shared(uint32_t at, uint32_t x) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
 }
