@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,15 +63,24 @@ def group_ends(shape: Shape, skewed: bool) -> list[int]:
     return [round(shape.tokens * sum(shares[: i + 1]) / sum(shares)) for i in range(shape.experts)]
 
 
-def products(x: Tensor, dy: Tensor, w: Tensor, offs: Tensor) -> Iterator[tuple[str, ProductCall, ProductCall]]:
-    """Name, ours, torch's bf16. One after the other, so that only one's MXFP8 operands exist."""
+def torch_products(x: Tensor, dy: Tensor, w: Tensor, offs: Tensor) -> dict[str, ProductCall]:
+    """Those of torch, by name."""
     mm = torch._grouped_mm
+    return {
+        "forward": lambda: mm(x, w.mT, offs=offs),
+        "dgrad": lambda: mm(dy, w, offs=offs),
+        "wgrad": lambda: mm(dy.t(), x, offs=offs),
+    }
+
+
+def products(x: Tensor, dy: Tensor, w: Tensor, offs: Tensor) -> Iterator[tuple[str, ProductCall]]:
+    """Ours, by name, one after the other, so that only one's MXFP8 operands exist."""
     a, b = ops.quantize_rows(x), ops.quantize_rows(w)
-    yield "forward", lambda: ops.grouped_mm(*a, *b, offs), lambda: mm(x, w.mT, offs=offs)
+    yield "forward", lambda: ops.grouped_mm(*a, *b, offs)
     a, b = ops.quantize_rows(dy), ops.quantize_cols(w)
-    yield "dgrad", lambda: ops.grouped_mm_dgrad(*a, *b, offs), lambda: mm(dy, w, offs=offs)
+    yield "dgrad", lambda: ops.grouped_mm_dgrad(*a, *b, offs)
     a, b = ops.quantize_cols(dy, offs), ops.quantize_cols(x, offs)
-    yield "wgrad", lambda: ops.grouped_mm_wgrad(*a, *b, offs), lambda: mm(dy.t(), x, offs=offs)
+    yield "wgrad", lambda: ops.grouped_mm_wgrad(*a, *b, offs)
 
 
 def contenders(shape: Shape, skewed: bool, device: torch.device) -> Iterator[tuple[str, Call, Call]]:
@@ -82,15 +91,17 @@ def contenders(shape: Shape, skewed: bool, device: torch.device) -> Iterator[tup
 
     x, dy, w = normal(shape.tokens, shape.k), normal(shape.tokens, shape.n), normal(shape.experts, shape.n, shape.k)
     offs = torch.tensor(group_ends(shape, skewed), dtype=torch.int32, device=device)
-    yield from products(x, dy, w, offs)
-    yield "quantize", lambda: ops.quantize_both(x, offs), copy_of_as_much(x, offs)
+    theirs = torch_products(x, dy, w, offs)
+    for name, ours in products(x, dy, w, offs):
+        yield name, ours, theirs[name]
+    yield "quantize", lambda: ops.quantize_both(x, offs), copy_of_as_much(x, ops.quantize_both(x, offs))
 
 
-def copy_of_as_much(x: Tensor, offs: Tensor) -> Call:
-    """A copy that moves as many bytes as quantize_both reads and writes."""
-    moved = x.nbytes + sum(t.nbytes for t in ops.quantize_both(x, offs))
+def copy_of_as_much(x: Tensor, results: Iterable[Tensor]) -> Call:
+    """A copy that moves as many bytes as quantizing ``x`` reads and writes, between buffers that exist already."""
+    moved = x.nbytes + sum(t.nbytes for t in results)
     source = torch.zeros(moved // 2, dtype=torch.uint8, device=x.device)
-    target = torch.zeros_like(source)
+    target = torch.ones_like(source)
     return lambda: target.copy_(source)
 
 
