@@ -7,15 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
-import reference as ref
 import torch
 from inputs import offs_of, random_lengths, random_values
+from steps import Step, assert_same
 from torch import Tensor
 
 import mxfp8_moe
 
 ops = torch.ops.mxfp8
-LENGTHS, TAIL, N, K = [130, 0, 33, 7], 5, 136, 192
+LENGTHS, N, K = [130, 0, 33, 7], 136, 192
 OTHER_LENGTHS = [1, 64, 0, 101]
 
 
@@ -33,33 +33,11 @@ def devices() -> list[torch.device]:
     return found
 
 
-class Step:
-    """Operands on a device, and one step of every op on them."""
-
-    def __init__(self, device: torch.device, lengths: list[int] = LENGTHS) -> None:
-        m = sum(LENGTHS) + TAIL
-        self.x, self.dy = random_values((m, K), 1, device), random_values((m, N), 2, device)
-        self.w = random_values((len(LENGTHS), N, K), 3, device)
-        self.offs = offs_of(lengths, device)
-        self.main_grad = torch.zeros(self.w.shape, device=device)
-
-    def run(self) -> list[Tensor]:
-        x, dy, w, offs = self.x, self.dy, self.w, self.offs
-        xq, xs, xt, xts = ops.quantize_both(x, offs)
-        wq, ws, wt, wts = ops.quantize_both(w)
-        dq, ds, dt, dts = ops.quantize_both(dy, offs)
-        ops.grouped_mm_wgrad(dt, dts, xt, xts, offs, main_grad=self.main_grad.zero_())
-        return [
-            xq, xs, xt, xts, wq, ws, wt, wts, dq, ds, dt, dts, self.main_grad,
-            ops.grouped_mm(xq, xs, wq, ws, offs),
-            ops.grouped_mm_dgrad(dq, ds, wt, wts, offs, out_dtype=torch.float32),
-            ops.grouped_mm_wgrad(dt, dts, xt, xts, offs),
-        ]  # fmt: skip
-
-
-def assert_same(got: list[Tensor], wanted: list[Tensor], what: str) -> None:
-    for index, (a, b) in enumerate(zip(got, wanted, strict=True)):
-        ref.assert_same_bits(a, b, f"output {index}, {what},")
+def make_step(device: torch.device, lengths: list[int] = LENGTHS) -> Step:
+    """Operands of the same sizes and values, whatever the groups."""
+    step = Step.draw(LENGTHS, N, K, device)
+    step.offs.copy_(offs_of(lengths, device))
+    return step
 
 
 @contextmanager
@@ -74,7 +52,7 @@ def no_waiting() -> Iterator[None]:
 
 def test_kernels_run_on_the_current_stream(device: torch.device) -> None:
     """The default stream is kept busy: what another stream computes must not wait for it, nor run on it."""
-    step = Step(device)
+    step = make_step(device)
     usual = [t.clone() for t in step.run()]
     torch.cuda.synchronize()
     side, done = torch.cuda.Stream(device), torch.cuda.Event()
@@ -92,7 +70,7 @@ def test_kernels_run_on_the_current_stream(device: torch.device) -> None:
 
 def test_a_call_does_not_wait(device: torch.device) -> None:
     """Calls return while the device is still busy with what came before."""
-    step = Step(device)
+    step = make_step(device)
     torch.cuda._sleep(2_000_000_000)
     busy = torch.cuda.Event()
     busy.record()
@@ -103,7 +81,7 @@ def test_a_call_does_not_wait(device: torch.device) -> None:
 
 
 def test_graph_replays_with_other_offs_and_values(device: torch.device) -> None:
-    step = Step(device)
+    step = make_step(device)
     side = torch.cuda.Stream(device)
     with torch.cuda.stream(side):
         step.run()
@@ -118,14 +96,14 @@ def test_graph_replays_with_other_offs_and_values(device: torch.device) -> None:
             t.view(torch.uint8).fill_(0xA5)
         graph.replay()
         torch.cuda.synchronize()
-        eager = Step(device, lengths)
+        eager = make_step(device, lengths)
         eager.x.copy_(step.x)
         assert_same(captured, eager.run(), f"replayed with groups {lengths}")
 
 
 def test_graph_of_a_training_step(device: torch.device) -> None:
     """Forward and backward through autograd inside one graph."""
-    step = Step(device)
+    step = make_step(device)
     x, w = step.x.clone().requires_grad_(), step.w.clone().requires_grad_()
 
     def train() -> tuple[Tensor, ...]:
@@ -147,26 +125,26 @@ def test_graph_of_a_training_step(device: torch.device) -> None:
 
 def test_every_device(devices: list[torch.device]) -> None:
     """Tensors of any device, whichever is current; the current one stays."""
-    usual = [t.cpu() for t in Step(devices[0]).run()]
+    usual = [t.cpu() for t in make_step(devices[0]).run()]
     for current in devices[:2]:
         for device in devices:
             with torch.cuda.device(current):
-                got = Step(device).run()
+                got = make_step(device).run()
                 assert torch.cuda.current_device() == current.index
                 assert all(t.device == device for t in got)
                 assert_same([t.cpu() for t in got], usual, f"{device} while {current} is current")
 
 
 def test_threads_on_several_devices(devices: list[torch.device]) -> None:
-    usual = [t.cpu() for t in Step(devices[0]).run()]
+    usual = [t.cpu() for t in make_step(devices[0]).run()]
     with ThreadPoolExecutor(8) as pool:
-        jobs = [pool.submit(Step(devices[i % len(devices)]).run) for i in range(32)]
+        jobs = [pool.submit(make_step(devices[i % len(devices)]).run) for i in range(32)]
         for job in jobs:
             assert_same([t.cpu() for t in job.result()], usual, "a thread")
 
 
 def test_operands_on_two_devices_are_refused(devices: list[torch.device]) -> None:
-    a, b = Step(devices[0]), Step(devices[1])
+    a, b = make_step(devices[0]), make_step(devices[1])
     xq, xs = ops.quantize_rows(a.x)
     wq, ws = ops.quantize_rows(b.w)
     with pytest.raises(RuntimeError, match=r"b must be on cuda:0 like a, got cuda:1"):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import reference as ref
 import torch
-from inputs import generator, offs_of, random_codes
+from inputs import generator, offs_of, random_codes, random_operand
 from torch import Tensor
 
 ops = torch.ops.mxfp8
@@ -66,9 +66,22 @@ def fill(data: Tensor, scale: Tensor, seed: int) -> None:
     scale.view(torch.uint8).copy_(scales)
 
 
-def small_operand(shape: tuple[int, ...], seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    codes, scales = random_codes(shape, "integers", generator(seed))
-    return codes.to(device).view(torch.float8_e4m3fn), scales.to(device).view(torch.float8_e8m0fnu)
+def last_group(groups: int, tokens: int, extents: tuple[int, int], seed: int, device: torch.device) -> list[Tensor]:
+    """Wgrad operands whose tokens, up to 32, are all the last group's."""
+    depth, operands = ref.padded_tokens(tokens, groups), []
+    for index, rows in enumerate(extents):
+        data = huge_zeros((rows, depth), torch.float8_e4m3fn, device)
+        scale = huge_zeros((rows, depth // 32), torch.float8_e8m0fnu, device)
+        fill(data[:, :32], scale[:, :1], seed + index)
+        data[:, tokens:32].view(torch.uint8).zero_()
+        operands += [data, scale]
+    return operands
+
+
+def last_group_exactly(operands: list[Tensor], tokens: int) -> Tensor:
+    """The last group's product of `last_group`."""
+    first = [t[:, : 4 if t.dtype == torch.float8_e8m0fnu else 128] for t in operands]
+    return ref.grouped_depth(*first, offs_of([tokens])).value[0]
 
 
 def assert_exact(got: Tensor, exact: Tensor) -> None:
@@ -82,7 +95,7 @@ def test_weights_past_the_limit(op: torch._ops.OpOverloadPacket, device: torch.d
     groups, n, k = 2049, 1024, 1024
     b, b_scale = huge_operand((groups, n, k), device)
     fill(b[-1], b_scale[-1], 1)
-    a, a_scale = small_operand((5, k), 2, device)
+    a, a_scale = random_operand((5, k), "integers", 2, device)
     offs = torch.zeros(groups, dtype=torch.int32, device=device)
     offs[-1] = 5
     exact = ref.grouped_rows(a, a_scale, b[-1:], b_scale[-1:], offs_of([5]))
@@ -94,7 +107,7 @@ def test_tokens_past_the_limit(device: torch.device) -> None:
     m, k = 2**22 + 8, 512
     a, a_scale = huge_operand((m, k), device)
     fill(a[-8:], a_scale[-8:], 3)
-    b, b_scale = small_operand((2, 3, k), 4, device)
+    b, b_scale = random_operand((2, 3, k), "integers", 4, device)
     got = ops.grouped_mm(a, a_scale, b, b_scale, offs_of([m - 7, 7], device), out_dtype=torch.float32)
     assert not got[:-8].any()
     exact = ref.grouped_rows(a[-8:], a_scale[-8:], b, b_scale, offs_of([1, 7]))
@@ -123,7 +136,7 @@ def test_tail_past_the_limit(device: torch.device) -> None:
     m, n, k = 2**20 + 5, 2048, 32
     a, a_scale = (huge_zeros(*each, device) for each in (((m, k), torch.float8_e4m3fn), ((m, 1), torch.float8_e8m0fnu)))
     fill(a[:3], a_scale[:3], 6)
-    b, b_scale = small_operand((1, n, k), 7, device)
+    b, b_scale = random_operand((1, n, k), "integers", 7, device)
     got = ops.grouped_mm(a, a_scale, b, b_scale, offs_of([3], device))
     exact = ref.grouped_rows(a[:3], a_scale[:3], b, b_scale, offs_of([3]))
     assert torch.equal(got[:3].cpu(), exact.value.float().bfloat16())
@@ -134,26 +147,18 @@ def test_weight_gradients_past_the_limit(device: torch.device) -> None:
     """Dw [2049, 1024, 1024] in bfloat16: all experts empty but the last, which starts at 2^31."""
     need_memory(4, device)
     groups, n, k = 2049, 1024, 1024
-    depth = ref.padded_tokens(20, groups)
-    operands = []
-    for rows, seed in ((n, 8), (k, 9)):
-        data = huge_zeros((rows, depth), torch.float8_e4m3fn, device)
-        scale = huge_zeros((rows, depth // 32), torch.float8_e8m0fnu, device)
-        fill(data[:, :32], scale[:, :1], seed)
-        data[:, 20:32].view(torch.uint8).zero_()
-        operands += [data, scale]
+    operands = last_group(groups, 20, (n, k), 8, device)
     got = ops.grouped_mm_wgrad(*operands, offs_of([0] * (groups - 1) + [20], device))
     assert got.numel() > LIMIT
     assert not got[:-1].view(torch.int64).any()
-    first = [t[:, : 128 if t.dtype == torch.float8_e4m3fn else 4] for t in operands]
-    assert torch.equal(got[-1].cpu(), ref.grouped_depth(*first, offs_of([20])).value[0].float().bfloat16())
+    assert torch.equal(got[-1].cpu(), last_group_exactly(operands, 20).float().bfloat16())
 
 
 def test_wgrad_operands_past_the_limit(device: torch.device) -> None:
     """Dyt [2^22 + 3, 512]: rows past 2^31, one group of 32 tokens at the end of the columns."""
     n, k, depth = 2**22 + 600, 2, 512
     a, a_scale = huge_operand((n, depth), device)
-    b, b_scale = (t.clone() for t in small_operand((k, depth), 7, device))
+    b, b_scale = (t.clone() for t in random_operand((k, depth), "integers", 7, device))
     fill(a[-3:, 384:416], a_scale[-3:, 12:13], 8)
     # Groups of 384 and 32 tokens: dyt's first 384 columns are zeros, xt's are not.
     for t in (b[:, 416:], b_scale[:, 13:]):
@@ -173,21 +178,12 @@ def test_main_grad_past_the_limit(device: torch.device) -> None:
     if device.type == "cuda":
         need_memory(9, device)
     groups, n, k = 2049, 1024, 1024
-    lengths = [0] * (groups - 1) + [20]
-    depth = ref.padded_tokens(20, groups)
-    operands = []
-    for rows, seed in ((n, 9), (k, 10)):
-        data = huge_zeros((rows, depth), torch.float8_e4m3fn, device)
-        scale = huge_zeros((rows, depth // 32), torch.float8_e8m0fnu, device)
-        fill(data[:, :32], scale[:, :1], seed)
-        data[:, 20:32].view(torch.uint8).zero_()
-        operands += [data, scale]
+    operands = last_group(groups, 20, (n, k), 9, device)
     grad = huge_zeros((groups, n, k), torch.float32, device)
     grad[-1, -1, -1] = 1.0
     assert grad.numel() > LIMIT
-    ops.grouped_mm_wgrad(*operands, offs_of(lengths, device), main_grad=grad)
-    first = [t[:, :4] if t.dtype == torch.float8_e8m0fnu else t[:, :128] for t in operands]
-    exact = ref.grouped_depth(*first, offs_of([20])).value[0]
+    ops.grouped_mm_wgrad(*operands, offs_of([0] * (groups - 1) + [20], device), main_grad=grad)
+    exact = last_group_exactly(operands, 20)
     exact[-1, -1] += 1
     assert_exact(grad[-1], exact)
     assert not grad[0].any()

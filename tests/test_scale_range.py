@@ -39,14 +39,14 @@ def other_rows() -> tuple[Tensor, Tensor]:
     return data, scale
 
 
+Rows = tuple[Tensor, Tensor]
+
+
 def run(
-    product: str,
-    left: tuple[Tensor, Tensor],
-    right: tuple[Tensor, Tensor],
-    device: torch.device,
-    dtype: torch.dtype = torch.float32,
+    product: str, side: str, rows: Rows, others: Rows, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, ref.Exact]:
-    """Gives left . right^T as the given product, contracted over 96; and the oracle's answer."""
+    """The given product of the rows, as operand `side`, with the others, contracted over 96; the oracle's answer."""
+    left, right = (rows, others) if side == "a" else (others, rows)
     if product in ("forward", "dgrad"):
         a, b, offs = (
             operand(*left, device),
@@ -73,8 +73,7 @@ def run(
 @sides
 @pytest.mark.parametrize("span", SPANS)
 def test_block_far_below_the_others(product: str, side: str, span: int, device: torch.device) -> None:
-    pair = [wide_rows(span), other_rows()]
-    got, exact = run(product, *(pair if side == "a" else reversed(pair)), device=device)
+    got, exact = run(product, side, wide_rows(span), other_rows(), device)
     ref.assert_close(got, exact)
     picked, wanted = (t.cpu().double() if side == "a" else t.cpu().double().T for t in (got, exact.value))
     assert torch.equal(picked[:, :32], wanted[:, :32]), "single elements of the middle blocks"
@@ -87,8 +86,7 @@ def test_wide_row_changes_no_other_row(product: str, side: str, device: torch.de
     """Only the outputs of the row that is widened may change, and those within the bound."""
     narrow, wide = wide_rows(5), wide_rows(5)
     wide[1][3, 1] = 0
-    pairs = [[rows, other_rows()] for rows in (narrow, wide)]
-    usual, got = (run(product, *(pair if side == "a" else reversed(pair)), device=device)[0] for pair in pairs)
+    usual, got = (run(product, side, rows, other_rows(), device)[0] for rows in (narrow, wide))
     if side == "b":
         usual, got = usual.T.contiguous(), got.T.contiguous()
     keep = [0, 1, 2, 4, 5, 6, 7]
@@ -106,8 +104,7 @@ def test_scale_of_zeros_does_not_matter(product: str, side: str, zeros: int, cod
     for middle in (HIGH - 1, code):
         data, scale = wide_rows(0)
         data[:, 32:64], scale[:, 1] = zeros, middle
-        pair = [(data, scale), other_rows()]
-        got, exact = run(product, *(pair if side == "a" else reversed(pair)), device=device)
+        got, exact = run(product, side, (data, scale), other_rows(), device)
         ref.assert_close(got, exact)
         results.append(got)
     ref.assert_same_bits(results[1], results[0])
@@ -119,8 +116,7 @@ def test_nan_element_in_a_wide_row(product: str, side: str, device: torch.device
     """Row 3's outputs are NaN; the others are finite."""
     data, scale = wide_rows(100)
     data[3, 70] = 0x7F
-    pair = [(data, scale), other_rows()]
-    got, _ = run(product, *(pair if side == "a" else reversed(pair)), device=device)
+    got, _ = run(product, side, (data, scale), other_rows(), device)
     nan = got.isnan().cpu() if side == "a" else got.isnan().cpu().T
     assert nan[3].all()
     assert not nan[[0, 1, 2, 4, 5, 6, 7]].any()
@@ -149,7 +145,7 @@ def test_bfloat16_results_are_rounded_once(
         (d, torch.tensor([[top, top - 21, top - 21]], dtype=torch.uint8).repeat(len(d), 1))
         for d, top in zip(data, tops, strict=True)
     )
-    got, exact = run(product, *((right, left) if turned else (left, right)), device=device, dtype=torch.bfloat16)
+    got, exact = run(product, "b" if turned else "a", left, right, device, torch.bfloat16)
     wanted = exact.value.cpu()
     normal = (wanted >= 2.0**-126) & (wanted < 2.0**127)
     assert normal.any()
