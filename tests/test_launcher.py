@@ -147,6 +147,7 @@ class Backend(ctypes.Structure):
 
     _fields_ = [
         ("name", ctypes.c_char_p), ("place", ctypes.c_int32), ("alignment", ctypes.c_int32),
+        ("kernel_count", ctypes.c_int32), ("kernels", ctypes.c_void_p),
         ("available", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.POINTER(Error))),
         ("quantize", operation(Quantize)), ("gemm_rows", operation(Rows)), ("gemm_depth", operation(Depth)),
         ("zero_padding", operation(Padding)), ("quantize_workspace", workspace(Quantize)),
