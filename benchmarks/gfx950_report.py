@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from tabulate import tabulate
 
+from abi.gfx950 import kernel_names, persistent, tile_of
 from benchmarks import gfx950_counts as counts
 from benchmarks import gfx950_model as model
 from benchmarks.gfx950_model import Estimate, Kernel, Plan, Problem, estimate
@@ -141,16 +142,16 @@ def problems(n: int, k: int, experts: int, mean: int) -> list[tuple[str, Problem
 
 def plan_of(kernel: str) -> Plan:
     """With a kernel's tiles. The widest come with narrower ones; of the smallest, a CU holds two (LDS, registers)."""
-    rows, cols = counts.tile_of(kernel)
+    rows, cols = tile_of(kernel)
     kernel_of = Kernel(per_cu=2 if (rows, cols) == (128, 128) else 1)
-    if counts.persistent(kernel):
+    if persistent(kernel):
         kernel_of = Kernel(model.PERSISTENT, persistent=True)
     return Plan((rows,), (cols, 256) if cols == model.WIDE else (cols,), kernel=kernel_of)
 
 
 def built(op: str) -> list[Plan]:
     """The tile sets that there are kernels of."""
-    return list({plan.name: plan for plan in map(plan_of, counts.kernel_names(op))}.values())
+    return list({plan.name: plan for plan in map(plan_of, kernel_names(op))}.values())
 
 
 def chosen(p: Problem) -> Plan:
@@ -248,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-counts", action="store_true", help="only the model, which needs no emulator")
     options = parser.parse_args(arguments)
     if not options.no_counts:
-        found = [counts.count(name) for op in ("rows", "depth") for name in counts.kernel_names(op)]
+        found = [counts.count(name) for op in ("rows", "depth") for name in kernel_names(op)]
         print("# Counted: the kernels as built, one whole tile each on the emulator\n")
         print("## Instructions that a wave executes: per turn of the loop (two steps of 128), before and after it\n")
         print(counts_text(found))

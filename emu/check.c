@@ -10,24 +10,22 @@
  */
 #include <stdio.h>
 
-#include "emu.h"
+#include "check.h"
 
 enum { NEVER_DONE = UINT32_MAX }; /* epoch of a write still in flight */
 
-int emu_mfma_passes(const struct emu_inst *i) {
+static int mfma_passes(const struct emu_inst *i) {
     bool f8 = i->cbsz < 2 || i->blgp < 2;
     return i->op->arg == 16 ? (f8 ? 8 : 4) : (f8 ? 16 : 8);
 }
 
 static bool is_valu(const struct emu_inst *i) { return i->op->enc >= ENC_VOP1 && i->op->enc <= ENC_MFMA; }
 
-static bool is_mfma(const struct emu_inst *i) { return i->op->enc == ENC_MFMA && !i->op->v; }
-
 static bool is_vmem(const struct emu_inst *i) { return i->op->enc >= ENC_MUBUF; }
 
 static bool half_result(const struct emu_inst *i) {
     return (i->form == FORM_SDWA && i->dst_sel != 6) || i->op->flags & OPF_HALF ||
-           (i->form == FORM_E64 && i->opsel & 8 && !is_mfma(i));
+           (i->form == FORM_E64 && i->opsel & 8 && !emu_is_matrix(i));
 }
 
 static const char *reg_name(const struct emu_wave *w, unsigned r, char out[8]) {
@@ -51,9 +49,9 @@ static unsigned mfma_result_need(const struct emu_track *k, const struct emu_ins
                                  bool write) {
     static const uint8_t overlap[4] = {4, 6, 10, 18}, other[4] = {5, 8, 12, 20};
     unsigned row = mfma_row(k->mfma_passes);
-    if (write && is_mfma(i))
+    if (write && emu_is_matrix(i))
         return 0; /* same pipe, in order */
-    if (!write && run->role == ROLE_C && is_mfma(i)) {
+    if (!write && run->role == ROLE_C && emu_is_matrix(i)) {
         bool exact = k->mfma_dst == run->reg && k->mfma_op == i->op->opcode;
         return exact ? (row == 0 ? 2 : 0) : overlap[row];
     }
@@ -71,7 +69,7 @@ static bool check_mfma_use(struct emu_wave *w, const struct emu_inst *i, const s
             return missing(w, reg_name(w, r, name), k->mfma, need,
                            write ? "overwritten while an MFMA still writes it" : "MFMA result used too early");
     }
-    if (write && !is_mfma(i) && w->t - k->srcc <= 16) { /* ISA: VALU writers; LLVM waits before loads too */
+    if (write && !emu_is_matrix(i) && w->t - k->srcc <= 16) { /* ISA: VALU writers; LLVM waits before loads too */
         unsigned need = war[mfma_row(k->srcc_passes)];
         if (too_soon(w, k->srcc, need))
             return missing(w, reg_name(w, r, name), k->srcc, need, "overwritten while an MFMA still reads it as SrcC");
@@ -89,12 +87,12 @@ static bool check_vector_read(struct emu_wave *w, const struct emu_inst *i, cons
         return false;
     if (!is_valu(i))
         return true;
-    unsigned need = is_mfma(i) || i->op->flags & OPF_SWAP ? 2 : i->op->flags & OPF_LANESEL ? 1 : 0;
+    unsigned need = emu_is_matrix(i) || i->op->flags & OPF_SWAP ? 2 : i->op->flags & OPF_LANESEL ? 1 : 0;
     if (i->form == FORM_DPP && i->src[0].file == EMU_VGPR && r == i->src[0].reg)
         need = 2;
     if (need && too_soon(w, k->valu, need))
         return missing(w, reg_name(w, r, name), k->valu, need,
-                       is_mfma(i) ? "VALU result used by an MFMA" : "VALU result read across lanes");
+                       emu_is_matrix(i) ? "VALU result used by an MFMA" : "VALU result read across lanes");
     if (!(i->op->flags & OPF_TRANS) && too_soon(w, k->trans, 1))
         return missing(w, reg_name(w, r, name), k->trans, 1, "transcendental result used by a VALU instruction");
     if (too_soon(w, k->half, 1))
@@ -148,7 +146,7 @@ static bool check_scalar_write(struct emu_wave *w, unsigned r) {
 }
 
 static bool check_exec(struct emu_wave *w, const struct emu_inst *i) {
-    unsigned need = is_mfma(i) || i->op->flags & (OPF_LANESEL | OPF_SWAP) ? 4 : i->form == FORM_DPP ? 5 : 0;
+    unsigned need = emu_is_matrix(i) || i->op->flags & (OPF_LANESEL | OPF_SWAP) ? 4 : i->form == FORM_DPP ? 5 : 0;
     if (need && too_soon(w, w->exec_valu, need))
         return missing(w, "exec", w->exec_valu, need, "v_cmpx result used by a cross-lane or matrix instruction");
     if (i->lds && too_soon(w, w->m0_salu, 1))
@@ -179,7 +177,7 @@ bool emu_check(struct emu_wave *w, const struct emu_inst *i) {
 
 static void track_mfma(struct emu_wave *w, const struct emu_inst *i) {
     const struct emu_operand *d = &i->dst[0], *c = &i->src[2];
-    uint8_t passes = (uint8_t)emu_mfma_passes(i);
+    uint8_t passes = (uint8_t)mfma_passes(i);
     for (unsigned r = d->reg; r < d->reg + (unsigned)d->dwords; r++) {
         struct emu_track *k = &w->track[r];
         k->mfma = w->t;
@@ -204,7 +202,7 @@ static void track_store(struct emu_wave *w, const struct emu_inst *i) {
 }
 
 void emu_track_writes(struct emu_wave *w, const struct emu_inst *i) {
-    if (is_mfma(i))
+    if (emu_is_matrix(i))
         track_mfma(w, i);
     else if (is_valu(i)) {
         for (unsigned n = 0; n < i->nwrites; n++)
@@ -307,7 +305,7 @@ void emu_lds_remark(struct emu_wave *w) {
                 continue;
             remark(w, p, (uint32_t)p->addr[l]);
             if (p->elems == 2)
-                remark(w, p, p->addr1[l]);
+                remark(w, p, (uint32_t)p->addr1[l]);
         }
     }
 }

@@ -2,32 +2,23 @@
  * Encodings: CDNA4 ISA chapter 13. The instruction table (insts.def) is indexed by encoding and opcode once.
  * A decoded instruction carries its operands and the runs of registers that it reads and writes, so that checks and
  * execution never look at words again. */
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "emu.h"
+#include "decode.h"
 
-#define S(enc, opcode, name, operands, h, arg) void emu_s_##h(struct emu_salu *);
-#define V(enc, opcode, name, operands, h, flags, arg) void emu_v_##h(struct emu_vctx *);
-#define R(enc, opcode, name, operands, h, flags, arg) bool emu_r_##h(struct emu_wave *, const struct emu_inst *);
-#include "insts.def"
-#undef S
-#undef V
-#undef R
-
-/* NOLINTBEGIN(bugprone-macro-parentheses): designated initializers */
 static const struct emu_op op_table[] = {
-#define S(e, o, n, p, h, a) {.name = #n, .enc = ENC_##e, .opcode = o, .operands = p, .arg = a, .s = emu_s_##h},
-#define V(e, o, n, p, h, f, a)                                                                                         \
-    {.name = #n, .enc = ENC_##e, .opcode = o, .operands = p, .flags = f, .arg = a, .v = emu_v_##h},
-#define R(e, o, n, p, h, f, a)                                                                                         \
-    {.name = #n, .enc = ENC_##e, .opcode = o, .operands = p, .flags = f, .arg = a, .run = emu_r_##h},
+#define OP(k, e, o, n, p, f, a) {#n, KIND_##k, ENC_##e, o, p, f, a},
+#define S(e, o, n, p, h, a) OP(S, e, o, n, p, 0, a)
+#define V(e, o, n, p, h, f, a) OP(V, e, o, n, p, f, a)
+#define R(e, o, n, p, h, f, a) OP(R, e, o, n, p, f, a)
 #include "insts.def"
+#undef OP
 #undef S
 #undef V
 #undef R
 };
-/* NOLINTEND(bugprone-macro-parentheses) */
 
 enum { OPCODES = 1024 };
 static const struct emu_op *op_index[ENC_COUNT][OPCODES];
@@ -43,10 +34,13 @@ size_t emu_op_table(const struct emu_op **table) {
     return sizeof op_table / sizeof *op_table;
 }
 
-static const struct emu_op *find_op(enum emu_enc enc, unsigned opcode) {
-    pthread_once(&op_index_once, build_index);
-    return op_index[enc][opcode];
-}
+struct shape { /* of an instruction's operands, by insts.def */
+    struct {
+        char type;
+        uint8_t dwords;
+    } dst[2], src[5];
+    unsigned ndst, nsrc;
+};
 
 struct decoder {
     const uint32_t *w;
@@ -54,6 +48,7 @@ struct decoder {
     const struct emu_decode_env *env;
     struct emu_inst *i;
     unsigned used; /* words consumed */
+    struct shape shape;
     bool bad;
 };
 
@@ -69,26 +64,16 @@ static uint32_t bits(uint32_t word, unsigned hi, unsigned lo) {
 
 static int32_t sext(uint32_t value, unsigned width) { return (int32_t)(value << (32 - width)) >> (32 - width); }
 
-static bool take_word(struct decoder *d, uint32_t *out) {
+static uint32_t take_word(struct decoder *d) {
     if (d->used >= d->left || d->used >= 4) {
         reject(d, "instruction cut off by the end of the code");
-        *out = 0;
-        return false;
+        return 0;
     }
-    *out = d->w[d->used];
-    d->i->words[d->used++] = *out;
-    return true;
+    uint32_t word = d->w[d->used];
+    return d->i->words[d->used++] = word;
 }
 
 /* ---- operand shapes ---- */
-struct shape {
-    struct {
-        char type;
-        uint8_t dwords;
-    } dst[2], src[5];
-    unsigned ndst, nsrc;
-};
-
 static struct shape parse_shape(const char *text) {
     struct shape s = {};
     bool dst = true;
@@ -111,6 +96,14 @@ static struct shape parse_shape(const char *text) {
         }
     }
     return s;
+}
+
+static bool find_op(struct decoder *d, enum emu_enc enc, unsigned opcode) {
+    pthread_once(&op_index_once, build_index);
+    d->i->op = op_index[enc][opcode];
+    if (d->i->op)
+        d->shape = parse_shape(d->i->op->operands);
+    return d->i->op;
 }
 
 /* ---- operands ---- */
@@ -166,13 +159,8 @@ static void source(struct decoder *d, struct emu_operand *o, unsigned code) {
         else if (code >= 240 && code <= 248)
             o->value = inline_float(code - 240, o->type, o->dwords);
         else if (code == 255) {
-            uint32_t literal = 0;
-            if (d->used == 2 && d->i->nwords == 2)
-                literal = d->w[1];
-            else {
-                take_word(d, &literal);
-                d->i->nwords = 2;
-            }
+            uint32_t literal = d->used == 2 && d->i->nwords == 2 ? d->w[1] : take_word(d);
+            d->i->nwords = 2;
             /* f64 takes the literal as its high half; integers of 64 bits extend (u64 zero, i64 sign: ISA 5.x) */
             o->value = o->dwords != 2   ? literal
                        : o->type == 'f' ? (uint64_t)literal << 32
@@ -186,38 +174,38 @@ static void source(struct decoder *d, struct emu_operand *o, unsigned code) {
     }
 }
 
-static void add_src(struct decoder *d, const struct shape *s, unsigned code) {
+static void add_src(struct decoder *d, unsigned code) {
     unsigned n = d->i->nsrc++;
-    d->i->src[n].type = s->src[n].type;
-    d->i->src[n].dwords = s->src[n].dwords;
+    d->i->src[n].type = d->shape.src[n].type;
+    d->i->src[n].dwords = d->shape.src[n].dwords;
     source(d, &d->i->src[n], code);
 }
 
-static void add_mask_src(struct decoder *d, const struct shape *s, unsigned code) {
-    add_src(d, s, code);
+static void add_mask_src(struct decoder *d, unsigned code) {
+    add_src(d, code);
     if (d->i->src[d->i->nsrc - 1].file == EMU_VGPR)
         reject(d, "lane mask in a VGPR");
 }
 
-/* destination of type s (SGPR), m (mask), or vector */
-static void add_dst(struct decoder *d, const struct shape *s, unsigned code, bool acc) {
+static struct emu_operand *new_dst(struct decoder *d, unsigned code) {
     unsigned n = d->i->ndst++;
-    struct emu_operand *o = &d->i->dst[n];
-    o->type = s->dst[n].type;
-    o->dwords = s->dst[n].dwords;
-    o->code = (uint16_t)code;
+    d->i->dst[n].type = d->shape.dst[n].type;
+    d->i->dst[n].dwords = d->shape.dst[n].dwords;
+    d->i->dst[n].code = (uint16_t)code;
+    return &d->i->dst[n];
+}
+
+/* destination of type s (SGPR), m (mask), or vector */
+static void add_dst(struct decoder *d, unsigned code, bool acc) {
+    struct emu_operand *o = new_dst(d, code);
     if (o->type == 's' || o->type == 'm')
         scalar_register(d, o, code);
     else
         vector_register(d, o, code, acc || o->type == 'a');
 }
 
-static void add_scalar_dst(struct decoder *d, const struct shape *s, unsigned code) {
-    unsigned n = d->i->ndst++;
-    struct emu_operand *o = &d->i->dst[n];
-    o->type = s->dst[n].type;
-    o->dwords = s->dst[n].dwords;
-    o->code = (uint16_t)code;
+static void add_scalar_dst(struct decoder *d, unsigned code) {
+    struct emu_operand *o = new_dst(d, code);
     if (code >= 128)
         reject(d, "scalar destination past 127");
     else
@@ -231,42 +219,36 @@ static void decode_sop(struct decoder *d, enum emu_enc enc) {
                   : enc == ENC_SOP2 ? bits(w, 29, 23)
                   : enc == ENC_SOPK ? bits(w, 27, 23)
                                     : bits(w, 22, 16);
-    d->i->op = find_op(enc, op);
-    if (!d->i->op)
+    if (!find_op(d, enc, op))
         return;
-    struct shape s = parse_shape(d->i->op->operands);
     d->i->simm = (uint16_t)w;
-    if (s.ndst && (enc == ENC_SOP1 || enc == ENC_SOP2 || enc == ENC_SOPK))
-        add_scalar_dst(d, &s, bits(w, 22, 16));
-    if (enc == ENC_SOPK && s.nsrc)
-        add_src(d, &s, bits(w, 22, 16));
+    if (d->shape.ndst && (enc == ENC_SOP1 || enc == ENC_SOP2 || enc == ENC_SOPK))
+        add_scalar_dst(d, bits(w, 22, 16));
+    if (enc == ENC_SOPK && d->shape.nsrc)
+        add_src(d, bits(w, 22, 16));
     if (enc == ENC_SOP1 || enc == ENC_SOP2 || enc == ENC_SOPC) {
-        if (s.nsrc)
-            add_src(d, &s, bits(w, 7, 0));
-        if (s.nsrc > 1)
-            add_src(d, &s, bits(w, 15, 8));
+        if (d->shape.nsrc)
+            add_src(d, bits(w, 7, 0));
+        if (d->shape.nsrc > 1)
+            add_src(d, bits(w, 15, 8));
     }
     if (enc == ENC_SOPK && d->i->op->opcode == 20) {
-        uint32_t literal;
-        take_word(d, &literal);
+        uint32_t literal = take_word(d);
         d->i->src[0] = (struct emu_operand){.file = EMU_CONST, .dwords = 1, .type = 'b', .code = 255, .value = literal};
         d->i->nsrc = 1;
     }
 }
 
 static void decode_smem(struct decoder *d) {
-    uint32_t w = d->i->words[0], hi;
-    take_word(d, &hi);
-    d->i->op = find_op(ENC_SMEM, bits(w, 25, 18));
-    if (!d->i->op)
+    uint32_t w = d->i->words[0], hi = take_word(d);
+    if (!find_op(d, ENC_SMEM, bits(w, 25, 18)))
         return;
-    struct shape s = parse_shape(d->i->op->operands);
     d->i->imm_en = bits(w, 17, 17);
     d->i->soffset_en = bits(w, 14, 14);
     d->i->sc0 = bits(w, 16, 16);
-    if (!s.ndst)
+    if (!d->shape.ndst)
         return;
-    add_scalar_dst(d, &s, bits(w, 12, 6));
+    add_scalar_dst(d, bits(w, 12, 6));
     if (!d->i->op->arg) /* s_memtime: no address */
         return;
     d->i->saddr = (struct emu_operand){.dwords = 2, .type = 'b'};
@@ -283,8 +265,7 @@ static void decode_smem(struct decoder *d) {
 /* ---- vector encodings ---- */
 static void decode_sdwa(struct decoder *d, bool vopc) {
     struct emu_inst *i = d->i;
-    uint32_t x;
-    take_word(d, &x);
+    uint32_t x = take_word(d);
     i->form = FORM_SDWA;
     i->src_sel[0] = (uint8_t)bits(x, 18, 16);
     i->src_sel[1] = (uint8_t)bits(x, 26, 24);
@@ -303,8 +284,7 @@ static void decode_sdwa(struct decoder *d, bool vopc) {
 
 static void decode_dpp(struct decoder *d) {
     struct emu_inst *i = d->i;
-    uint32_t x;
-    take_word(d, &x);
+    uint32_t x = take_word(d);
     i->form = FORM_DPP;
     i->dpp_ctrl = (uint16_t)bits(x, 16, 8);
     i->bound_ctrl = bits(x, 19, 19);
@@ -318,10 +298,8 @@ static void decode_vop12c(struct decoder *d, enum emu_enc enc) {
     struct emu_inst *i = d->i;
     uint32_t w = i->words[0];
     unsigned op = enc == ENC_VOP1 ? bits(w, 16, 9) : enc == ENC_VOPC ? bits(w, 24, 17) : bits(w, 30, 25);
-    i->op = find_op(enc, op);
-    if (!i->op)
+    if (!find_op(d, enc, op))
         return;
-    struct shape s = parse_shape(i->op->operands);
     unsigned src0 = bits(w, 8, 0), sdst = EMU_VCC;
     i->dst_sel = 6;
     i->src_sel[0] = i->src_sel[1] = 6;
@@ -335,32 +313,32 @@ static void decode_vop12c(struct decoder *d, enum emu_enc enc) {
         decode_dpp(d);
         src0 = bits(i->words[1], 7, 0) + 256;
     }
-    if (s.ndst)
-        add_dst(d, &s, enc == ENC_VOPC ? sdst : bits(w, 24, 17), false);
-    if (s.ndst > 1)
-        add_dst(d, &s, EMU_VCC, false);
-    if (!s.nsrc)
+    if (d->shape.ndst)
+        add_dst(d, enc == ENC_VOPC ? sdst : bits(w, 24, 17), false);
+    if (d->shape.ndst > 1)
+        add_dst(d, EMU_VCC, false);
+    if (!d->shape.nsrc)
         return;
-    bool wide = s.dst[0].dwords == 2 || s.src[0].dwords == 2;
+    bool wide = d->shape.dst[0].dwords == 2 || d->shape.src[0].dwords == 2;
     if (i->form == FORM_DPP && wide && (i->dpp_ctrl < 0x150 || i->dpp_ctrl > 0x15f))
         reject(d, "64-bit DPP other than row_newbcast");
     if (i->op->flags & OPF_LANESEL && src0 < 256)
         reject(d, "v_readfirstlane of something that is not a VGPR");
-    add_src(d, &s, src0);
-    if (s.nsrc == 1)
+    add_src(d, src0);
+    if (d->shape.nsrc == 1)
         return;
     unsigned src1 = bits(w, 16, 9) + 256;
     if (i->form == FORM_SDWA && bits(i->words[1], 31, 31))
         src1 -= 256;
-    if (s.src[1].type == 'k') /* v_fmamk: the literal stands between the two registers */
-        add_src(d, &s, 255);
+    if (d->shape.src[1].type == 'k') /* v_fmamk: the literal stands between the two registers */
+        add_src(d, 255);
     else
-        add_src(d, &s, src1);
-    if (s.nsrc == 3) {
-        if (s.src[2].type == 'm')
-            add_mask_src(d, &s, EMU_VCC);
+        add_src(d, src1);
+    if (d->shape.nsrc == 3) {
+        if (d->shape.src[2].type == 'm')
+            add_mask_src(d, EMU_VCC);
         else
-            add_src(d, &s, s.src[2].type == 'k' ? 255 : src1);
+            add_src(d, d->shape.src[2].type == 'k' ? 255 : src1);
     }
 }
 
@@ -373,19 +351,17 @@ static bool takes_op_sel(const struct emu_op *op, const struct shape *s) {
 
 static void decode_vop3(struct decoder *d) {
     struct emu_inst *i = d->i;
-    uint32_t w = i->words[0], hi;
-    take_word(d, &hi);
+    uint32_t w = i->words[0], hi = take_word(d);
     unsigned op = bits(w, 25, 16);
     i->form = FORM_E64;
     i->dst_sel = 6;
     i->src_sel[0] = i->src_sel[1] = 6;
-    i->op = op < 0x100   ? find_op(ENC_VOPC, op)
-            : op < 0x140 ? find_op(ENC_VOP2, op - 0x100)
-            : op < 0x1c0 ? find_op(ENC_VOP1, op - 0x140)
-                         : find_op(ENC_VOP3, op);
-    if (!i->op)
+    bool known = op < 0x100   ? find_op(d, ENC_VOPC, op)
+                 : op < 0x140 ? find_op(d, ENC_VOP2, op - 0x100)
+                 : op < 0x1c0 ? find_op(d, ENC_VOP1, op - 0x140)
+                              : find_op(d, ENC_VOP3, op);
+    if (!known)
         return;
-    struct shape s = parse_shape(i->op->operands);
     i->clamp = bits(w, 15, 15);
     i->neg = (uint8_t)bits(hi, 31, 29);
     i->omod = (uint8_t)bits(hi, 28, 27);
@@ -393,35 +369,32 @@ static void decode_vop3(struct decoder *d) {
         i->opsel = (uint8_t)bits(w, 14, 11);
         i->abs = (uint8_t)bits(w, 10, 8);
     }
-    if (i->opsel && !takes_op_sel(i->op, &s))
+    if (i->opsel && !takes_op_sel(i->op, &d->shape))
         reject(d, "op_sel on an instruction that has none");
     if (op == 0x233 || op == 0x234) { /* v_bitop3: its truth table sits in the modifier fields */
         i->bitop3 = (uint8_t)(i->neg | i->abs << 3 | i->omod << 6);
         i->neg = i->abs = i->omod = 0;
     }
-    if (s.ndst)
-        add_dst(d, &s, bits(w, 7, 0), false);
-    if (s.ndst > 1)
-        add_dst(d, &s, bits(w, 14, 8), false);
+    if (d->shape.ndst)
+        add_dst(d, bits(w, 7, 0), false);
+    if (d->shape.ndst > 1)
+        add_dst(d, bits(w, 14, 8), false);
     const unsigned field[3] = {bits(hi, 8, 0), bits(hi, 17, 9), bits(hi, 26, 18)};
-    for (unsigned n = 0; n < s.nsrc; n++) {
+    for (unsigned n = 0; n < d->shape.nsrc; n++) {
         if (field[n] == 255)
             reject(d, "literal in VOP3");
-        else if (s.src[n].type == 'm')
-            add_mask_src(d, &s, field[n]);
+        else if (d->shape.src[n].type == 'm')
+            add_mask_src(d, field[n]);
         else
-            add_src(d, &s, field[n]);
+            add_src(d, field[n]);
     }
 }
 
 static void decode_vop3p(struct decoder *d) {
     struct emu_inst *i = d->i;
-    uint32_t w = i->words[0], hi;
-    take_word(d, &hi);
-    i->op = find_op(ENC_VOP3P, bits(w, 22, 16));
-    if (!i->op)
+    uint32_t w = i->words[0], hi = take_word(d);
+    if (!find_op(d, ENC_VOP3P, bits(w, 22, 16)))
         return;
-    struct shape s = parse_shape(i->op->operands);
     i->form = FORM_E64;
     i->dst_sel = 6;
     i->clamp = bits(w, 15, 15);
@@ -429,15 +402,14 @@ static void decode_vop3p(struct decoder *d) {
     i->neg_hi = (uint8_t)bits(w, 10, 8);
     i->neg = (uint8_t)bits(hi, 31, 29);
     i->opsel_hi = (uint8_t)(bits(hi, 28, 27) | bits(w, 14, 14) << 2);
-    add_dst(d, &s, bits(w, 7, 0), false);
+    add_dst(d, bits(w, 7, 0), false);
     const unsigned field[3] = {bits(hi, 8, 0), bits(hi, 17, 9), bits(hi, 26, 18)};
-    for (unsigned n = 0; n < s.nsrc; n++)
-        add_src(d, &s, field[n]);
+    for (unsigned n = 0; n < d->shape.nsrc; n++)
+        add_src(d, field[n]);
 }
 
-static void mfma_source(struct decoder *d, const struct shape *s, unsigned code, unsigned dwords, bool acc) {
+static void mfma_source(struct decoder *d, unsigned code, unsigned dwords, bool acc) {
     struct emu_operand *o = &d->i->src[d->i->nsrc++];
-    (void)s;
     o->type = acc ? 'a' : 'b';
     o->dwords = (uint8_t)dwords;
     source(d, o, code);
@@ -448,18 +420,15 @@ static unsigned format_dwords(unsigned format) { return format < 2 ? 8 : format 
 /* a = first word of the VOP3P-MAI part, already taken; scale = the two words of the prefix, or null */
 static void decode_mai(struct decoder *d, uint32_t w, const uint32_t *scale) {
     struct emu_inst *i = d->i;
-    uint32_t hi;
-    take_word(d, &hi);
-    i->op = find_op(ENC_MFMA, bits(w, 22, 16));
-    if (!i->op)
+    uint32_t hi = take_word(d);
+    if (!find_op(d, ENC_MFMA, bits(w, 22, 16)))
         return;
-    struct shape s = parse_shape(i->op->operands);
     i->form = FORM_E64;
     i->dst_sel = 6;
     bool acc_cd = bits(w, 15, 15);
-    if (i->op->v) { /* v_accvgpr_read/write */
-        add_dst(d, &s, bits(w, 7, 0), s.dst[0].type == 'a');
-        add_src(d, &s, bits(hi, 8, 0));
+    if (!emu_is_matrix(i)) { /* v_accvgpr_read/write */
+        add_dst(d, bits(w, 7, 0), d->shape.dst[0].type == 'a');
+        add_src(d, bits(hi, 8, 0));
         return;
     }
     i->cbsz = (uint8_t)bits(w, 10, 8);
@@ -468,10 +437,10 @@ static void decode_mai(struct decoder *d, uint32_t w, const uint32_t *scale) {
         reject(d, "matrix format past 4 (E2M1)");
     if (bits(w, 14, 11) != (scale ? 1u : 0u))
         reject(d, "abid does not fit the scale prefix");
-    add_dst(d, &s, bits(w, 7, 0), acc_cd);
-    mfma_source(d, &s, bits(hi, 8, 0), format_dwords(i->cbsz), bits(hi, 27, 27));
-    mfma_source(d, &s, bits(hi, 17, 9), format_dwords(i->blgp), bits(hi, 28, 28));
-    mfma_source(d, &s, bits(hi, 26, 18), i->dst[0].dwords, acc_cd);
+    add_dst(d, bits(w, 7, 0), acc_cd);
+    mfma_source(d, bits(hi, 8, 0), format_dwords(i->cbsz), bits(hi, 27, 27));
+    mfma_source(d, bits(hi, 17, 9), format_dwords(i->blgp), bits(hi, 28, 28));
+    mfma_source(d, bits(hi, 26, 18), i->dst[0].dwords, acc_cd);
     for (unsigned n = 0; n < 2; n++)
         if (i->src[n].file != EMU_VGPR)
             reject(d, "matrix operand that is not a VGPR");
@@ -482,7 +451,7 @@ static void decode_mai(struct decoder *d, uint32_t w, const uint32_t *scale) {
     i->opsel = (uint8_t)bits(scale[0], 12, 11);
     i->opsel_hi = (uint8_t)bits(scale[1], 28, 27);
     for (unsigned n = 0; n < 2; n++) {
-        mfma_source(d, &s, bits(scale[1], 9 * n + 8, 9 * n), 1, false);
+        mfma_source(d, bits(scale[1], 9 * n + 8, 9 * n), 1, false);
         if (i->src[3 + n].file != EMU_VGPR)
             reject(d, "scale operand that is not a VGPR");
     }
@@ -492,9 +461,8 @@ static void decode_vop3p_or_mai(struct decoder *d) {
     uint32_t w = d->i->words[0];
     unsigned op = bits(w, 22, 16);
     if (op == 0x2c) {
-        uint32_t scale[2] = {w}, mai;
-        take_word(d, &scale[1]);
-        take_word(d, &mai);
+        const uint32_t scale[2] = {w, take_word(d)};
+        uint32_t mai = take_word(d);
         if (bits(mai, 31, 23) != 0x1a7 || (bits(mai, 22, 16) != 0x2d && bits(mai, 22, 16) != 0x2e))
             reject(d, "scale prefix without its MFMA");
         decode_mai(d, mai, scale);
@@ -515,12 +483,9 @@ static void vector_field(struct decoder *d, unsigned code, char type, unsigned d
 
 static void decode_ds(struct decoder *d) {
     struct emu_inst *i = d->i;
-    uint32_t w = i->words[0], hi;
-    take_word(d, &hi);
-    i->op = find_op(ENC_DS, bits(w, 24, 17));
-    if (!i->op)
+    uint32_t w = i->words[0], hi = take_word(d);
+    if (!find_op(d, ENC_DS, bits(w, 24, 17)))
         return;
-    struct shape s = parse_shape(i->op->operands);
     bool acc = bits(w, 25, 25);
     i->gds = bits(w, 16, 16);
     if (i->gds)
@@ -528,21 +493,18 @@ static void decode_ds(struct decoder *d) {
     i->offset0 = (uint8_t)bits(w, 7, 0);
     i->offset1 = (uint8_t)bits(w, 15, 8);
     i->offset = (int32_t)bits(w, 15, 0);
-    if (s.ndst)
-        add_dst(d, &s, bits(hi, 31, 24), acc);
+    if (d->shape.ndst)
+        add_dst(d, bits(hi, 31, 24), acc);
     vector_field(d, bits(hi, 7, 0), 'b', 1, false);
-    for (unsigned n = 0; n < s.nsrc; n++)
-        vector_field(d, n ? bits(hi, 23, 16) : bits(hi, 15, 8), 'b', s.src[n].dwords, acc);
+    for (unsigned n = 0; n < d->shape.nsrc; n++)
+        vector_field(d, n ? bits(hi, 23, 16) : bits(hi, 15, 8), 'b', d->shape.src[n].dwords, acc);
 }
 
 static void decode_mubuf(struct decoder *d) {
     struct emu_inst *i = d->i;
-    uint32_t w = i->words[0], hi;
-    take_word(d, &hi);
-    i->op = find_op(ENC_MUBUF, bits(w, 24, 18));
-    if (!i->op)
+    uint32_t w = i->words[0], hi = take_word(d);
+    if (!find_op(d, ENC_MUBUF, bits(w, 24, 18)))
         return;
-    struct shape s = parse_shape(i->op->operands);
     i->offset = (int32_t)bits(w, 11, 0);
     i->offen = bits(w, 12, 12);
     i->idxen = bits(w, 13, 13);
@@ -557,25 +519,22 @@ static void decode_mubuf(struct decoder *d) {
     source(d, &i->soffset, bits(hi, 31, 24));
     bool store = i->op->flags & OPF_STORE;
     if (!store && !i->lds)
-        add_dst(d, &s, bits(hi, 15, 8), acc);
+        add_dst(d, bits(hi, 15, 8), acc);
     if (i->offen || i->idxen)
         vector_field(d, bits(hi, 7, 0), 'b', i->offen && i->idxen ? 2 : 1, false);
     if (store)
-        vector_field(d, bits(hi, 15, 8), 'b', s.src[0].dwords, acc);
+        vector_field(d, bits(hi, 15, 8), 'b', d->shape.src[0].dwords, acc);
     if (i->lds && (store || (i->op->arg != 4 && i->op->arg != 12 && i->op->arg != 16)))
         reject(d, "LDS copy of this width");
 }
 
 static void decode_flat(struct decoder *d) {
     struct emu_inst *i = d->i;
-    uint32_t w = i->words[0], hi;
-    take_word(d, &hi);
+    uint32_t w = i->words[0], hi = take_word(d);
     unsigned seg = bits(w, 15, 14);
     enum emu_enc enc = seg == 2 ? ENC_GLOBAL : seg == 1 ? ENC_SCRATCH : ENC_FLAT;
-    i->op = find_op(enc, bits(w, 24, 18));
-    if (!i->op)
+    if (!find_op(d, enc, bits(w, 24, 18)))
         return;
-    struct shape s = parse_shape(i->op->operands);
     i->offset = enc == ENC_FLAT ? (int32_t)bits(w, 11, 0) : sext(bits(w, 12, 0), 13);
     i->sc0 = bits(w, 16, 16);
     i->nt = bits(w, 17, 17);
@@ -587,26 +546,26 @@ static void decode_flat(struct decoder *d) {
         reject(d, "GLOBAL or FLAT with bit 13 set");
     if (enc == ENC_FLAT)
         saddr = 0x7f; /* not a field of FLAT */
-    i->lds = enc == ENC_GLOBAL && !store && !s.ndst;
+    i->lds = enc == ENC_GLOBAL && !store && !d->shape.ndst;
     if (saddr != 0x7f) {
         i->saddr = (struct emu_operand){.dwords = wide ? 2 : 1, .type = 'b'};
         scalar_register(d, &i->saddr, saddr);
     }
-    if (s.ndst && (!(i->op->flags & OPF_ATOMIC) || i->sc0))
-        add_dst(d, &s, bits(hi, 31, 24), acc);
+    if (d->shape.ndst && (!(i->op->flags & OPF_ATOMIC) || i->sc0))
+        add_dst(d, bits(hi, 31, 24), acc);
     if (wide)
         vector_field(d, bits(hi, 7, 0), 'b', saddr == 0x7f ? 2 : 1, false);
     else if (sve)
         vector_field(d, bits(hi, 7, 0), 'b', 1, false);
     i->offen = wide || sve;
     if (store)
-        vector_field(d, bits(hi, 15, 8), 'b', s.src[0].dwords, acc);
+        vector_field(d, bits(hi, 15, 8), 'b', d->shape.src[0].dwords, acc);
 }
 
 /* ---- which encoding ---- */
 static void decode_words(struct decoder *d) {
-    uint32_t w;
-    if (!take_word(d, &w))
+    uint32_t w = take_word(d);
+    if (d->bad)
         return;
     d->i->nwords = 1;
     if (!bits(w, 31, 31)) {
@@ -657,7 +616,7 @@ static void note(struct emu_regs *list, uint8_t *count, const struct emu_operand
 
 static enum emu_role source_role(const struct emu_inst *i, unsigned n) {
     static const enum emu_role mfma[5] = {ROLE_A, ROLE_B, ROLE_C, ROLE_SCALE, ROLE_SCALE};
-    if (i->op->enc == ENC_MFMA && !i->op->v)
+    if (emu_is_matrix(i))
         return mfma[n];
     if (i->op->enc >= ENC_DS)
         return ROLE_MEM;

@@ -1,9 +1,10 @@
 /* struct emu_inst -> text as llvm-objdump 22 writes it (without the trailing comment). The test that decodes every
  * shipped code object compares these lines with llvm-objdump's: a wrong field shows as a different line. */
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "emu.h"
+#include "decode.h"
 
 struct text {
     char *at;
@@ -69,6 +70,13 @@ static void put_operand(struct text *t, const struct emu_operand *o) {
 static void comma(struct text *t, bool *first) {
     put(t, "%s", *first ? " " : ", ");
     *first = false;
+}
+
+static void put_operands(struct text *t, const struct emu_operand *o, unsigned n, bool *first) {
+    for (const struct emu_operand *end = o + n; o < end; o++) {
+        comma(t, first);
+        put_operand(t, o);
+    }
 }
 
 static void put_modified(struct text *t, const struct emu_inst *i, unsigned n) {
@@ -159,10 +167,7 @@ static void put_vop(struct text *t, const struct emu_inst *i) {
     bool e64_only_name = i->op->flags & OPF_NOSUFFIX;
     put(t, "%s%s", i->op->name, base && (!e64_only_name || i->form > FORM_E64) ? suffix[i->form] : "");
     bool first = true;
-    for (unsigned n = 0; n < i->ndst; n++) {
-        comma(t, &first);
-        put_operand(t, &i->dst[n]);
-    }
+    put_operands(t, i->dst, i->ndst, &first);
     for (unsigned n = 0; n < i->nsrc; n++) {
         comma(t, &first);
         if (i->op->enc == ENC_VOP3P)
@@ -174,13 +179,10 @@ static void put_vop(struct text *t, const struct emu_inst *i) {
 }
 
 static void put_mfma(struct text *t, const struct emu_inst *i) {
-    bool scaled = i->nsrc == 5;
-    put(t, "v_mfma_%s%s ", scaled ? "scale_" : "", i->op->name + strlen("v_mfma_"));
-    put_operand(t, &i->dst[0]);
-    for (unsigned n = 0; n < i->nsrc; n++) {
-        put(t, ", ");
-        put_operand(t, &i->src[n]);
-    }
+    bool scaled = i->nsrc == 5, first = true;
+    put(t, "v_mfma_%s%s", scaled ? "scale_" : "", i->op->name + strlen("v_mfma_"));
+    put_operands(t, i->dst, 1, &first);
+    put_operands(t, i->src, i->nsrc, &first);
     if (scaled && i->opsel)
         put_bits(t, "op_sel", i->opsel, 3);
     if (scaled)
@@ -241,14 +243,8 @@ static void put_scalar(struct text *t, const struct emu_inst *i) {
         put_sopk_imm(t, i);
         first = false;
     }
-    for (unsigned n = 0; n < i->ndst; n++) {
-        comma(t, &first);
-        put_operand(t, &i->dst[n]);
-    }
-    for (unsigned n = 0; n < i->nsrc; n++) {
-        comma(t, &first);
-        put_operand(t, &i->src[n]);
-    }
+    put_operands(t, i->dst, i->ndst, &first);
+    put_operands(t, i->src, i->nsrc, &first);
     if (i->op->enc == ENC_SOPC && i->op->opcode == 17) {
         put(t, ", ");
         put_gpr_idx(t, i->simm >> 8 & 15);
@@ -310,14 +306,8 @@ static void put_swizzle(struct text *t, unsigned offset) {
 static void put_ds(struct text *t, const struct emu_inst *i) {
     bool first = true;
     put(t, "%s", i->op->name);
-    if (i->ndst) {
-        comma(t, &first);
-        put_operand(t, &i->dst[0]);
-    }
-    for (unsigned n = 0; n < i->nsrc; n++) {
-        comma(t, &first);
-        put_operand(t, &i->src[n]);
-    }
+    put_operands(t, i->dst, i->ndst, &first);
+    put_operands(t, i->src, i->nsrc, &first);
     if (i->op->opcode == 61)
         put_swizzle(t, (unsigned)i->offset);
     else if (strstr(i->op->name, "read2") || strstr(i->op->name, "write2")) {
@@ -359,10 +349,7 @@ static void put_mubuf(struct text *t, const struct emu_inst *i) {
 static void put_flat(struct text *t, const struct emu_inst *i) {
     bool first = true;
     put(t, "%s", i->op->name);
-    if (i->ndst) {
-        comma(t, &first);
-        put_operand(t, &i->dst[0]);
-    }
+    put_operands(t, i->dst, i->ndst, &first);
     comma(t, &first);
     if (i->offen)
         put_operand(t, &i->src[0]);
@@ -399,10 +386,10 @@ void emu_disasm(const struct emu_inst *i, char *text, size_t size) {
         put_vop(&t, i);
         break;
     case ENC_MFMA:
-        if (i->op->v)
-            put_vop(&t, i);
-        else
+        if (emu_is_matrix(i))
             put_mfma(&t, i);
+        else
+            put_vop(&t, i);
         break;
     case ENC_SMEM:
         put_smem(&t, i);

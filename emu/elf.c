@@ -2,12 +2,14 @@
  * Source: LLVM's AMDGPUUsage (kernel descriptor, code object V5/V6 metadata).
  * Accepted: gfx950, code object V5 or V6, wave64, MODE = RNE, denormals kept, IEEE, DX10_CLAMP. Others are refused by
  * name. */
+#include "elf.h"
+
 #include <elf.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "emu.h"
+#include "memory.h"
 
 enum { EM_AMDGPU_ID = 224, MACH_GFX950 = 0x4f, OSABI_HSA = 64, NT_METADATA = 32, R_RELATIVE64 = 13 };
 
@@ -22,7 +24,7 @@ struct elf {
 struct pack {
     const uint8_t *p, *end;
 };
-enum item_kind { ITEM_END, ITEM_MAP, ITEM_ARRAY, ITEM_TEXT, ITEM_UINT, ITEM_OTHER };
+enum item_kind { ITEM_OTHER, ITEM_MAP, ITEM_ARRAY, ITEM_TEXT, ITEM_UINT }; /* OTHER: past the end, too */
 struct item {
     enum item_kind kind;
     uint64_t n; /* pairs, elements, bytes, or the value */
@@ -60,44 +62,26 @@ static struct item next_item(struct pack *m) {
         return (struct item){ITEM_ARRAY, b & 15, nullptr};
     if (b < 0xc0)
         return text_item(m, b & 31);
-    switch (b) {
-    case 0xc4:
-    case 0xd9:
-        return text_item(m, big(m, 1));
-    case 0xc5:
-    case 0xda:
-        return text_item(m, big(m, 2));
-    case 0xc6:
-    case 0xdb:
-        return text_item(m, big(m, 4));
-    case 0xcc:
-        return (struct item){ITEM_UINT, big(m, 1), nullptr};
-    case 0xcd:
-        return (struct item){ITEM_UINT, big(m, 2), nullptr};
-    case 0xce:
-        return (struct item){ITEM_UINT, big(m, 4), nullptr};
-    case 0xcf:
-        return (struct item){ITEM_UINT, big(m, 8), nullptr};
-    case 0xd0:
-    case 0xd1:
-    case 0xd2:
-    case 0xd3:
-        return (struct item){ITEM_OTHER, big(m, 1u << (b - 0xd0)), nullptr};
-    case 0xca:
-        return (struct item){ITEM_OTHER, big(m, 4), nullptr};
-    case 0xcb:
-        return (struct item){ITEM_OTHER, big(m, 8), nullptr};
-    case 0xdc:
-        return (struct item){ITEM_ARRAY, big(m, 2), nullptr};
-    case 0xdd:
-        return (struct item){ITEM_ARRAY, big(m, 4), nullptr};
-    case 0xde:
-        return (struct item){ITEM_MAP, big(m, 2), nullptr};
-    case 0xdf:
-        return (struct item){ITEM_MAP, big(m, 4), nullptr};
-    default:
+    /* 0xc0 to 0xdf: what follows the byte, and in how many bytes its number stands */
+    static const struct {
+        enum item_kind kind;
+        uint8_t bytes;
+    } wide[32] = {
+        // clang-format off
+        [0x04] = {ITEM_TEXT, 1}, {ITEM_TEXT, 2}, {ITEM_TEXT, 4},                     /* bytes */
+        [0x0a] = {ITEM_OTHER, 4}, {ITEM_OTHER, 8},                                   /* floats */
+        [0x0c] = {ITEM_UINT, 1}, {ITEM_UINT, 2}, {ITEM_UINT, 4}, {ITEM_UINT, 8},
+        [0x10] = {ITEM_OTHER, 1}, {ITEM_OTHER, 2}, {ITEM_OTHER, 4}, {ITEM_OTHER, 8}, /* signed */
+        [0x19] = {ITEM_TEXT, 1}, {ITEM_TEXT, 2}, {ITEM_TEXT, 4},
+        [0x1c] = {ITEM_ARRAY, 2}, {ITEM_ARRAY, 4},
+        [0x1e] = {ITEM_MAP, 2}, {ITEM_MAP, 4},
+        // clang-format on
+    };
+    if (b >= 0xe0)
         return (struct item){ITEM_OTHER, 0, nullptr};
-    }
+    enum item_kind kind = wide[b - 0xc0].kind;
+    uint64_t n = big(m, wide[b - 0xc0].bytes);
+    return kind == ITEM_TEXT ? text_item(m, n) : (struct item){kind, n, nullptr};
 }
 
 static void skip_item(struct pack *m) {
@@ -158,10 +142,6 @@ static bool read_kernel(struct pack *m, struct emu_kernel *k, uint32_t *wavefron
             ok = read_args(m, k);
         else if (is_text(&key, ".max_flat_workgroup_size"))
             k->max_flat_wg = (uint32_t)next_item(m).n;
-        else if (is_text(&key, ".sgpr_count"))
-            k->sgpr_count = (uint32_t)next_item(m).n;
-        else if (is_text(&key, ".vgpr_count"))
-            k->vgpr_count = (uint32_t)next_item(m).n;
         else if (is_text(&key, ".wavefront_size"))
             *wavefront = (uint32_t)next_item(m).n;
         else
@@ -186,7 +166,6 @@ static bool read_metadata(struct emu_module *m, const uint8_t *p, size_t bytes, 
         for (uint64_t k = 0; k < list.n; k++) {
             uint32_t wavefront = 64;
             m->nkernels++;
-            m->kernels[k].module = m;
             if (!read_kernel(&pack, &m->kernels[k], &wavefront))
                 return emu_fail(e, EMU_BAD_IMAGE, "metadata: kernel %u is malformed", (unsigned)k);
             if (wavefront != 64)

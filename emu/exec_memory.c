@@ -1,119 +1,18 @@
 /* Memory instructions: SMEM, DS, MUBUF (with LDS copies), GLOBAL, SCRATCH.
  * Sources: CDNA4 ISA chapters 4 (counters, order), 8 (SMEM), 9 (buffer resources, LDS copies), 10 (FLAT), 11 (LDS).
- * Each access has two moments. Issue: addresses are computed and checked, store data is captured, destination registers
- * become "in flight". Landing: bytes move. Landing comes at issue (early) or when a wait forces it (late); both keep
- * the order of the counter that tracks the access. Retiring (the wait itself) ends "in flight". */
+ * Here an access is issued: addresses are computed and checked, store data is captured. flight.c does the rest. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "emu.h"
+#include "check.h"
+#include "exec.h"
+#include "flight.h"
+#include "memory.h"
 
 #define RUN(name) bool emu_r_##name(struct emu_wave *w, const struct emu_inst *i)
 
 static void count(struct emu_wave *w, enum emu_counter c, uint64_t n) { w->b->counters[c] += n; }
-
-/* ---- queues ---- */
-static struct emu_pend *slot(struct emu_queue *q, unsigned n) { return &q->slot[(q->head + n) % q->size]; }
-
-static void mark_registers(struct emu_wave *w, const struct emu_inst *i, int step) {
-    for (unsigned n = 0; n < i->ndst; n++)
-        for (unsigned r = i->dst[n].reg; r < i->dst[n].reg + i->dst[n].dwords; r++)
-            if (i->dst[n].file == EMU_SGPR)
-                w->spend[r] = (uint8_t)(w->spend[r] + step);
-            else if (i->op->enc == ENC_DS)
-                w->dpend[r] = (uint8_t)(w->dpend[r] + step);
-            else
-                w->vpend[r] = (uint8_t)(w->vpend[r] + step);
-}
-
-static uint32_t dma_step(const struct emu_pend *p) { return p->bytes == 4 ? 4 : 16; }
-
-static void retire_lds(struct emu_wave *w, const struct emu_pend *p) {
-    for (unsigned l = 0; l < EMU_LANES; l++) {
-        if (!(p->exec >> l & 1))
-            continue;
-        if (p->kind == P_DMA)
-            emu_lds_retire(w, LDS_DMA, p->dma + l * dma_step(p), p->bytes);
-        else if (p->kind == P_DSREAD || p->kind == P_DSWRITE) {
-            enum emu_lds_kind kind = p->kind == P_DSREAD ? LDS_READ : LDS_WRITE;
-            emu_lds_retire(w, kind, (uint32_t)p->addr[l], p->bytes);
-            if (p->elems == 2)
-                emu_lds_retire(w, kind, p->addr1[l], p->bytes);
-        }
-    }
-}
-
-static void retire_oldest(struct emu_wave *w, struct emu_queue *q) {
-    struct emu_pend *p = slot(q, 0);
-    if (!q->landed)
-        emu_land(w, p);
-    else
-        q->landed--;
-    mark_registers(w, p->i, -1);
-    if (emu_strict(w))
-        retire_lds(w, p);
-    q->head = (q->head + 1) % q->size;
-    q->count--;
-}
-
-void emu_retire_vm(struct emu_wave *w, unsigned left) {
-    while (w->vm.count > left)
-        retire_oldest(w, &w->vm);
-}
-
-/* DS returns in order, so all but the last `left` of them are back whatever SMEM does; SMEM returns in any order, so
- * only a wait for zero proves anything about it. */
-void emu_retire_lgkm(struct emu_wave *w, unsigned left) {
-    while (w->ds.count > left)
-        retire_oldest(w, &w->ds);
-    if (left)
-        return;
-    for (unsigned n = 0; n < w->sm.count; n++) {
-        struct emu_pend *p = slot(&w->sm, n);
-        if (!p->landed)
-            emu_land(w, p);
-        mark_registers(w, p->i, -1);
-    }
-    w->sm.count = w->sm.head = 0;
-}
-
-static struct emu_pend *push(struct emu_wave *w, struct emu_queue *q, const struct emu_inst *i, enum emu_pkind kind) {
-    unsigned max = q == &w->vm ? EMU_VMCNT_MAX : q == &w->ds ? EMU_LGKMCNT_MAX : EMU_SMEM_MAX;
-    if (q->count == max) { /* a saturated counter stalls issue until the oldest is back */
-        if (q == &w->sm)
-            emu_retire_lgkm(w, 0);
-        else
-            retire_oldest(w, q);
-    }
-    struct emu_pend *p = slot(q, q->count);
-    p->i = i;
-    p->kind = kind;
-    p->landed = false;
-    p->elems = 1;
-    p->exec = emu_exec(w);
-    return p;
-}
-
-static bool lands_now(struct emu_wave *w) {
-    if (!emu_strict(w))
-        return true;
-    return w->land_random ? emu_rand(&w->rng) & 1 : w->land_early;
-}
-
-static bool commit(struct emu_wave *w, struct emu_queue *q) {
-    struct emu_pend *p = slot(q, q->count++);
-    mark_registers(w, p->i, 1);
-    if (q == &w->sm) {
-        if (lands_now(w)) {
-            emu_land(w, p);
-            p->landed = true;
-        }
-    } else if (lands_now(w))
-        for (; q->landed < q->count; q->landed++)
-            emu_land(w, slot(q, q->landed));
-    return true;
-}
 
 /* ---- checks on addresses ---- */
 static bool check_memory(struct emu_wave *w, int lane, uint64_t addr, uint64_t bytes, bool write) {
@@ -136,179 +35,23 @@ static bool check_memory(struct emu_wave *w, int lane, uint64_t addr, uint64_t b
     return true;
 }
 
-static bool check_lds(struct emu_wave *w, int lane, uint64_t addr, unsigned bytes, const char *what) {
-    if (addr + bytes > w->b->lds_bytes)
-        return emu_stop(w, lane, "%s of %u bytes at LDS address 0x%llx: past the workgroup's %u bytes", what, bytes,
-                        (unsigned long long)addr, w->b->lds_bytes);
-    if (!w->b->lds_started)
-        emu_lds_start(w->b);
+static bool issue_lds(struct emu_wave *w, enum emu_lds_kind kind, unsigned lane, uint64_t addr, unsigned bytes) {
+    static const char *const names[3] = {"ds read", "ds write", "LDS copy"};
+    struct emu_block *b = w->b;
+    int l = (int)lane;
+    if (addr + bytes > b->lds_bytes)
+        return emu_stop(w, l, "%s of %u bytes at LDS address 0x%llx: past the workgroup's %u bytes", names[kind], bytes,
+                        (unsigned long long)addr, b->lds_bytes);
+    if (!b->lds_started) /* as junk, when a block first touches it: most blocks of a padded grid never do */
+        emu_junk(b->lds, b->lds_bytes, b->lds_seed);
+    b->lds_started = true;
+    if (!emu_strict(w))
+        return true;
     unsigned align = bytes < 4 ? bytes : 4;
-    if (emu_strict(w) && addr % align)
-        return emu_stop(w, lane, "%s of %u bytes at LDS address 0x%llx: not aligned to %u", what, bytes,
+    if (addr % align)
+        return emu_stop(w, l, "%s of %u bytes at LDS address 0x%llx: not aligned to %u", names[kind], bytes,
                         (unsigned long long)addr, align);
-    return true;
-}
-
-/* ---- landing ---- */
-static void set_register(struct emu_wave *w, const struct emu_pend *p, unsigned l, unsigned elem, const uint8_t *from) {
-    const struct emu_inst *i = p->i;
-    unsigned reg = i->dst[0].reg;
-    if (p->bytes >= 4) {
-        for (size_t dw = 0; dw < p->bytes / 4u; dw++) {
-            uint32_t x;
-            memcpy(&x, from + 4 * dw, 4);
-            w->v[reg + elem * (p->bytes / 4u) + dw][l] = x;
-        }
-        return;
-    }
-    uint32_t x = 0;
-    memcpy(&x, from, p->bytes);
-    if (i->op->arg < 0)
-        x = p->bytes == 1 ? (uint32_t)(int8_t)x : (uint32_t)(int16_t)x;
-    uint32_t old = w->v[reg][l];
-    bool high = strstr(i->op->name, "_d16_hi");
-    if (i->op->flags & OPF_D16)
-        x = high ? (old & 0xffff) | x << 16 : (old & 0xffff0000) | (x & 0xffff);
-    w->v[reg][l] = x;
-}
-
-/* bytes of lane l as the instruction sees them: memory where in range, zero elsewhere */
-static void fetch_lane(const struct emu_pend *p, unsigned l, uint8_t out[16]) {
-    memset(out, 0, 16);
-    size_t part = p->bytes < 4 ? p->bytes : 4;
-    for (size_t dw = 0; dw * part < p->bytes; dw++)
-        if (p->in_range[l] >> dw & 1)
-            memcpy(out + dw * part, (const void *)(p->addr[l] + dw * part), part);
-}
-
-static void land_transposed(struct emu_wave *w, const struct emu_pend *p) {
-    uint8_t in[EMU_LANES][8], out[8];
-    for (unsigned l = 0; l < EMU_LANES; l++)
-        memcpy(in[l], w->b->lds + p->addr[l], 8);
-    for (unsigned l = 0; l < EMU_LANES; l++) {
-        if (p->i->op->opcode == 226)
-            for (unsigned n = 0; n < 8; n++)
-                out[n] = in[((l & ~15u) | (l >> 3 & 1)) + 2 * n][l & 7];
-        else
-            for (unsigned n = 0; n < 4; n++)
-                memcpy(out + (size_t)2 * n, in[((l & ~15u) | (l >> 2 & 3)) + 4 * n] + (size_t)2 * (l & 3), 2);
-        set_register(w, p, l, 0, out);
-    }
-}
-
-static float bf16(uint32_t half) { return __builtin_bit_cast(float, half << 16); }
-
-/* what an atomic leaves in memory where `old` was; data: its operand, after which cmpswap has what it compares with */
-static uint64_t atomic_result(const struct emu_inst *i, uint64_t old, const uint32_t *data) {
-    uint32_t a = (uint32_t)old, b = data[0];
-    uint64_t wide = b | (uint64_t)data[1] << 32;
-    switch (i->op->opcode) {
-    case 64:
-        return b;
-    case 65:
-        return a == data[1] ? b : a;
-    case 66:
-        return a + b;
-    case 67:
-        return a - b;
-    case 68:
-        return (int32_t)a < (int32_t)b ? a : b;
-    case 69:
-        return a < b ? a : b;
-    case 70:
-        return (int32_t)a > (int32_t)b ? a : b;
-    case 71:
-        return a > b ? a : b;
-    case 72:
-        return a & b;
-    case 73:
-        return a | b;
-    case 74:
-        return a ^ b;
-    case 77:
-        return __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, a) + __builtin_bit_cast(float, b));
-    case 79:
-        return __builtin_bit_cast(uint64_t, __builtin_bit_cast(double, old) + __builtin_bit_cast(double, wide));
-    case 82:
-        return emu_f32_to_bf16(bf16(a & 0xffff) + bf16(b & 0xffff)) |
-               (uint32_t)emu_f32_to_bf16(bf16(a >> 16) + bf16(b >> 16)) << 16;
-    default:
-        return old + wide;
-    }
-}
-
-static void land_atomic(struct emu_wave *w, const struct emu_pend *p, unsigned l) {
-    static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
-    uint64_t old = 0;
-    pthread_mutex_lock(&one_at_a_time);
-    memcpy(&old, (const void *)p->addr[l], p->bytes);
-    uint64_t now = atomic_result(p->i, old, p->data[l]);
-    memcpy((void *)p->addr[l], &now, p->bytes);
-    pthread_mutex_unlock(&one_at_a_time);
-    if (p->i->ndst)
-        set_register(w, p, l, 0, (const uint8_t *)&old);
-}
-
-static void land_lane(struct emu_wave *w, const struct emu_pend *p, unsigned l) {
-    uint8_t bytes[16];
-    size_t part = p->bytes < 4 ? p->bytes : 4;
-    switch (p->kind) {
-    case P_LOAD:
-        fetch_lane(p, l, bytes);
-        set_register(w, p, l, 0, bytes);
-        break;
-    case P_STORE:
-        for (size_t dw = 0; dw * part < p->bytes; dw++)
-            if (p->in_range[l] >> dw & 1)
-                memcpy((void *)(p->addr[l] + dw * part), (const uint8_t *)p->data[l] + dw * part, part);
-        break;
-    case P_ATOMIC:
-        land_atomic(w, p, l);
-        break;
-    case P_DMA:
-        fetch_lane(p, l, bytes);
-        for (size_t dw = 0; dw * part < p->bytes; dw++)
-            if (p->in_range[l] >> dw & 1 || w->b->l->opt.fill == EMU_FILL_ZERO)
-                memcpy(w->b->lds + p->dma + (size_t)(l * dma_step(p)) + dw * part, bytes + dw * part, part);
-        break;
-    case P_DSREAD:
-        set_register(w, p, l, 0, w->b->lds + p->addr[l]);
-        if (p->elems == 2)
-            set_register(w, p, l, 1, w->b->lds + p->addr1[l]);
-        break;
-    case P_DSWRITE:
-        memcpy(w->b->lds + p->addr[l], p->data[l], p->bytes);
-        if (p->elems == 2)
-            memcpy(w->b->lds + p->addr1[l], (const uint8_t *)p->data[l] + p->bytes, p->bytes);
-        break;
-    case P_DSLANE:
-        w->v[p->i->dst[0].reg][l] = p->data[l][0];
-        break;
-    case P_CLOCK:
-    case P_FLAT:
-    case P_SMEM:
-        break;
-    }
-}
-
-void emu_land(struct emu_wave *w, struct emu_pend *p) {
-    if (p->kind == P_SMEM) {
-        memcpy(&w->s[p->i->dst[0].reg], (const void *)p->addr[0], (size_t)4 * p->i->dst[0].dwords);
-        return;
-    }
-    if (p->kind == P_FLAT)
-        return;
-    if (p->kind == P_CLOCK) {
-        emu_scalar_write(w, &p->i->dst[0], p->addr[0]);
-        return;
-    }
-    if (p->kind == P_DSREAD && (p->i->op->opcode == 226 || p->i->op->opcode == 227) && p->i->op->enc == ENC_DS) {
-        land_transposed(w, p);
-        return;
-    }
-    for (unsigned l = 0; l < EMU_LANES; l++)
-        if (p->exec >> l & 1)
-            land_lane(w, p, l);
+    return emu_lds_issue(w, kind, (uint32_t)addr, bytes, l);
 }
 
 /* ---- SMEM ---- */
@@ -319,16 +62,16 @@ RUN(smem) {
     count(w, CNT_SMEM_BYTES, 4ull * dwords);
     if (!check_memory(w, -1, addr, 4ull * dwords, false) || !emu_race_scalar(w, addr, 4ull * dwords))
         return false;
-    struct emu_pend *p = push(w, &w->sm, i, P_SMEM);
+    struct emu_pend *p = emu_push(w, &w->sm, i, P_SMEM);
     p->addr[0] = addr;
-    return commit(w, &w->sm);
+    return emu_commit(w, &w->sm);
 }
 
 /* the clock is the wave's own count of wait states: monotonic, and the same for the same seed */
 RUN(memtime) {
-    struct emu_pend *p = push(w, &w->sm, i, P_CLOCK);
+    struct emu_pend *p = emu_push(w, &w->sm, i, P_CLOCK);
     p->addr[0] = w->t;
-    return commit(w, &w->sm);
+    return emu_commit(w, &w->sm);
 }
 
 /* ---- DS ---- */
@@ -374,65 +117,51 @@ static void count_conflicts(struct emu_wave *w, const struct emu_pend *p, bool w
 
 static bool ds_addresses(struct emu_wave *w, struct emu_pend *p, bool write) {
     const struct emu_inst *i = p->i;
-    const char *what = write ? "ds write" : "ds read";
     enum emu_lds_kind kind = write ? LDS_WRITE : LDS_READ;
     unsigned scale = p->bytes * (strstr(i->op->name, "st64") ? 64u : 1u);
     p->elems = strstr(i->op->name, "read2") || strstr(i->op->name, "write2") ? 2 : 1;
-    bool strict = emu_strict(w);
     for (unsigned l = 0; l < EMU_LANES; l++) {
         if (!(p->exec >> l & 1))
             continue;
         uint64_t base = w->v[i->src[0].reg][l];
         p->addr[l] = base + (p->elems == 2 ? (uint64_t)i->offset0 * scale : (unsigned)i->offset);
-        if (!check_lds(w, (int)l, p->addr[l], p->bytes, what))
-            return false;
-        if (strict && !emu_lds_issue(w, kind, (uint32_t)p->addr[l], p->bytes, (int)l))
-            return false;
-        if (p->elems == 1)
-            continue;
-        uint64_t second = base + (uint64_t)i->offset1 * scale;
-        p->addr1[l] = (uint32_t)second;
-        if (!check_lds(w, (int)l, second, p->bytes, what))
-            return false;
-        if (strict && !emu_lds_issue(w, kind, (uint32_t)second, p->bytes, (int)l))
+        p->addr1[l] = base + (uint64_t)i->offset1 * scale;
+        if (!issue_lds(w, kind, l, p->addr[l], p->bytes) ||
+            (p->elems == 2 && !issue_lds(w, kind, l, p->addr1[l], p->bytes)))
             return false;
     }
     unsigned lanes = (unsigned)__builtin_popcountll(p->exec);
     count(w, write ? CNT_LDS_WRITE_BYTES : CNT_LDS_READ_BYTES, (uint64_t)lanes * p->bytes * p->elems);
     count(w, CNT_LANE_ADDRS, (uint64_t)lanes * p->elems);
-    if (strict) {
+    if (emu_strict(w)) {
         count_conflicts(w, p, write, p->addr);
-        if (p->elems == 2) {
-            uint64_t second[EMU_LANES];
-            for (unsigned l = 0; l < EMU_LANES; l++)
-                second[l] = p->addr1[l];
-            count_conflicts(w, p, write, second);
-        }
+        if (p->elems == 2)
+            count_conflicts(w, p, write, p->addr1);
     }
     return true;
 }
 
 RUN(ds_read) {
-    struct emu_pend *p = push(w, &w->ds, i, P_DSREAD);
+    struct emu_pend *p = emu_push(w, &w->ds, i, P_DSREAD);
     p->bytes = (uint8_t)abs(i->op->arg);
     if ((i->op->opcode == 226 || i->op->opcode == 227) && p->exec != ~0ull)
         return emu_stop(w, -1, "transposing LDS read under a partial EXEC");
-    return ds_addresses(w, p, false) && commit(w, &w->ds);
+    return ds_addresses(w, p, false) && emu_commit(w, &w->ds);
 }
 
 RUN(ds_write) {
-    struct emu_pend *p = push(w, &w->ds, i, P_DSWRITE);
+    struct emu_pend *p = emu_push(w, &w->ds, i, P_DSWRITE);
     p->bytes = (uint8_t)i->op->arg;
     bool high = strstr(i->op->name, "_d16_hi");
     for (unsigned l = 0; l < EMU_LANES; l++)
         for (unsigned n = 1, dw = 0; n < i->nsrc; n++)
             for (unsigned r = 0; r < i->src[n].dwords; r++)
                 p->data[l][dw++] = w->v[i->src[n].reg + r][l] >> (high ? 16 : 0);
-    return ds_addresses(w, p, true) && commit(w, &w->ds);
+    return ds_addresses(w, p, true) && emu_commit(w, &w->ds);
 }
 
 static struct emu_pend *lane_result(struct emu_wave *w, const struct emu_inst *i) {
-    struct emu_pend *p = push(w, &w->ds, i, P_DSLANE);
+    struct emu_pend *p = emu_push(w, &w->ds, i, P_DSLANE);
     for (unsigned l = 0; l < EMU_LANES; l++)
         p->data[l][0] = 0;
     return p;
@@ -446,7 +175,7 @@ RUN(ds_bpermute) {
     struct emu_pend *p = lane_result(w, i);
     for (unsigned l = 0; l < EMU_LANES; l++)
         p->data[l][0] = lane_value(w, p->exec, i->src[1].reg, (w->v[i->src[0].reg][l] + (uint32_t)i->offset) / 4 % 64);
-    return commit(w, &w->ds);
+    return emu_commit(w, &w->ds);
 }
 
 RUN(ds_permute) {
@@ -454,7 +183,7 @@ RUN(ds_permute) {
     for (unsigned l = 0; l < EMU_LANES; l++)
         if (p->exec >> l & 1)
             p->data[(w->v[i->src[0].reg][l] + (uint32_t)i->offset) / 4 % 64][0] = w->v[i->src[1].reg][l];
-    return commit(w, &w->ds);
+    return emu_commit(w, &w->ds);
 }
 
 RUN(ds_swizzle) {
@@ -467,7 +196,7 @@ RUN(ds_swizzle) {
                                    : (l & 32) | ((((l & 31) & (o & 31)) | (o >> 5 & 31)) ^ (o >> 10 & 31));
         p->data[l][0] = lane_value(w, p->exec, i->src[0].reg, from);
     }
-    return commit(w, &w->ds);
+    return emu_commit(w, &w->ds);
 }
 
 /* ---- vector memory ---- */
@@ -625,18 +354,12 @@ static bool dma_target(struct emu_wave *w, struct emu_pend *p) {
     if (m0 >> 18 && strict)
         return emu_stop(w, -1, "LDS copy with M0 = 0x%x: bits above 17 are not defined", m0);
     p->dma = (m0 & 0x3ffff) + (uint32_t)p->i->offset;
-    unsigned step = dma_step(p);
+    unsigned step = emu_dma_step(p);
     if (strict && p->dma % step)
         return emu_stop(w, -1, "LDS copy to LDS address 0x%x: not aligned to %u", p->dma, step);
-    for (unsigned l = 0; l < EMU_LANES; l++) {
-        if (!(p->exec >> l & 1))
-            continue;
-        uint32_t at = p->dma + l * step;
-        if (!check_lds(w, (int)l, at, p->bytes, "LDS copy"))
+    for (unsigned l = 0; l < EMU_LANES; l++)
+        if (p->exec >> l & 1 && !issue_lds(w, LDS_DMA, l, p->dma + l * step, p->bytes))
             return false;
-        if (strict && !emu_lds_issue(w, LDS_DMA, at, p->bytes, (int)l))
-            return false;
-    }
     return true;
 }
 
@@ -653,32 +376,22 @@ static bool vmem(struct emu_wave *w, struct emu_pend *p, bool write) {
     count(w, p->kind == P_DMA ? CNT_DMA_BYTES : write ? CNT_STORE_BYTES : CNT_LOAD_BYTES, lanes * p->bytes);
     count(w, CNT_LDS_DMA, p->kind == P_DMA);
     count(w, CNT_LANE_ADDRS, lanes);
-    commit(w, &w->vm);
+    emu_commit(w, &w->vm);
     if (i->op->enc == ENC_FLAT) { /* counts in both counters, and its register is in flight until both are waited for */
-        push(w, &w->sm, i, P_FLAT);
-        commit(w, &w->sm);
+        emu_push(w, &w->sm, i, P_FLAT);
+        emu_commit(w, &w->sm);
     }
     return true;
 }
 
 RUN(vmem_load) {
-    struct emu_pend *p = push(w, &w->vm, i, i->lds ? P_DMA : P_LOAD);
+    struct emu_pend *p = emu_push(w, &w->vm, i, i->lds ? P_DMA : P_LOAD);
     p->bytes = (uint8_t)abs(i->op->arg);
     return vmem(w, p, false);
 }
 
-RUN(vmem_atomic) {
-    struct emu_pend *p = push(w, &w->vm, i, P_ATOMIC);
-    p->bytes = (uint8_t)i->op->arg;
-    const struct emu_operand *data = &i->src[i->nsrc - 1];
-    for (unsigned l = 0; l < EMU_LANES; l++)
-        for (unsigned dw = 0; dw < data->dwords; dw++)
-            p->data[l][dw] = w->v[data->reg + dw][l];
-    return vmem(w, p, true);
-}
-
 RUN(vmem_store) {
-    struct emu_pend *p = push(w, &w->vm, i, P_STORE);
+    struct emu_pend *p = emu_push(w, &w->vm, i, i->op->flags & OPF_ATOMIC ? P_ATOMIC : P_STORE);
     p->bytes = (uint8_t)i->op->arg;
     const struct emu_operand *data = &i->src[i->nsrc - 1];
     bool high = strstr(i->op->name, "_d16_hi");

@@ -1,31 +1,17 @@
 /* Scalar instructions: SOP1, SOP2, SOPC, SOPK semantics and the program-control SOPP.
  * Source: CDNA4 ISA chapters 5 and 12 (pseudo-code). */
-#include <string.h>
+#include "check.h"
+#include "exec.h"
+#include "flight.h"
 
-#include "emu.h"
-
-uint64_t emu_scalar(const struct emu_wave *w, const struct emu_operand *o) {
-    if (o->file != EMU_SGPR)
-        return o->value;
-    if (o->dwords == 1)
-        return w->s[o->reg];
-    return w->s[o->reg] | (uint64_t)w->s[o->reg + 1] << 32;
-}
-
-void emu_scalar_write(struct emu_wave *w, const struct emu_operand *o, uint64_t value) {
-    w->s[o->reg] = (uint32_t)value;
-    if (o->dwords == 2)
-        w->s[o->reg + 1] = (uint32_t)(value >> 32);
-}
-
-bool emu_exec_salu(struct emu_wave *w, const struct emu_inst *i) {
+bool emu_exec_salu(struct emu_wave *w, const struct emu_inst *i, emu_salu_fn *f) {
     struct emu_salu c = {.w = w, .i = i, .scc = w->scc};
     if (i->nsrc)
         c.a = emu_scalar(w, &i->src[0]);
     c.b = i->nsrc > 1 ? emu_scalar(w, &i->src[1]) : i->op->enc == ENC_SOPK ? i->simm : 0;
     if (i->ndst)
         c.d = emu_scalar(w, &i->dst[0]);
-    i->op->s(&c);
+    f(&c);
     w->scc = c.scc;
     if (!i->ndst)
         return true;

@@ -4,11 +4,11 @@
  * The driver fetches sources into registers of 64 lanes, applies SDWA/DPP/neg/abs, calls the lane function, and writes
  * back under EXEC. A lane function computes all 64 lanes. */
 #include <math.h>
-#include <string.h>
 
-#include "emu.h"
+#include "exec.h"
+#include "formats.h"
 
-emu_u32v emu_expand(uint64_t mask) {
+static emu_u32v expand(uint64_t mask) {
     emu_u32v m;
     for (unsigned l = 0; l < EMU_LANES; l++)
         m[l] = mask >> l & 1 ? 0xffffffff : 0;
@@ -119,7 +119,7 @@ static void fetch(struct emu_vctx *c, unsigned n) {
 static emu_u32v blend(uint64_t exec, emu_u32v value, emu_u32v old) {
     if (exec == ~0ull)
         return value;
-    emu_u32v m = emu_expand(exec);
+    emu_u32v m = expand(exec);
     return (value & m) | (old & ~m);
 }
 
@@ -175,25 +175,12 @@ static void write_back(struct emu_vctx *c) {
         emu_scalar_write(c->w, &(struct emu_operand){.reg = EMU_EXEC, .dwords = 2}, c->mask & c->exec);
 }
 
-void emu_v_add_u32(struct emu_vctx *);
-void emu_v_sub_u32(struct emu_vctx *);
-void emu_v_subrev_u32(struct emu_vctx *);
-void emu_v_add_i32(struct emu_vctx *);
-void emu_v_sub_i32(struct emu_vctx *);
-void emu_v_pk_add_u16(struct emu_vctx *);
-void emu_v_pk_sub_u16(struct emu_vctx *);
-void emu_v_pk_add_i16(struct emu_vctx *);
-void emu_v_pk_sub_i16(struct emu_vctx *);
-
 static bool clamp_known(const struct emu_inst *i) {
-    emu_lane_fn *f = i->op->v;
     bool is_float = (i->dst[0].type == 'f' && i->dst[0].dwords == 1) || i->dst[0].type == 'q';
-    return is_float || f == emu_v_add_u32 || f == emu_v_sub_u32 || f == emu_v_subrev_u32 || f == emu_v_add_i32 ||
-           f == emu_v_sub_i32 || f == emu_v_pk_add_u16 || f == emu_v_pk_sub_u16 || f == emu_v_pk_add_i16 ||
-           f == emu_v_pk_sub_i16;
+    return is_float || i->op->flags & OPF_CLAMP;
 }
 
-bool emu_exec_valu(struct emu_wave *w, const struct emu_inst *i) {
+bool emu_exec_valu(struct emu_wave *w, const struct emu_inst *i, emu_lane_fn *f) {
     struct emu_vctx c = {.w = w, .i = i};
     c.exec = emu_exec(w);
     if (i->clamp && !clamp_known(i))
@@ -210,7 +197,7 @@ bool emu_exec_valu(struct emu_wave *w, const struct emu_inst *i) {
     if (i->op->flags & OPF_READS_D)
         for (unsigned dw = 0; dw < i->dst[0].dwords; dw++)
             c.d[dw] = w->v[i->dst[0].reg + dw];
-    i->op->v(&c);
+    f(&c);
     write_back(&c);
     return true;
 }
@@ -228,7 +215,7 @@ static bool index_operand(struct emu_wave *w, struct emu_operand *o, struct emu_
 }
 
 bool emu_index_registers(struct emu_wave *w, const struct emu_inst *i, struct emu_inst *out) {
-    if (!i->op->v || i->op->enc == ENC_VOP3P || i->op->enc == ENC_MFMA || i->op->flags & OPF_READS_D)
+    if (i->op->kind != KIND_V || i->op->enc == ENC_VOP3P || i->op->enc == ENC_MFMA || i->op->flags & OPF_READS_D)
         return emu_stop(w, -1, "this instruction under a GPR index mode is not modelled");
     *out = *i;
     out->nreads = 0;
@@ -648,7 +635,6 @@ static float div_fixup(float q, float d, float n) {
 }
 OP(div_fixup_f32) { LANES FD[l] = div_fixup(F0[l], F1[l], F2[l]); }
 
-OP(pk_add_f32);
 static float pk_src(const struct emu_vctx *c, unsigned n, unsigned l, bool high) {
     unsigned from = (high ? c->i->opsel_hi : c->i->opsel) >> n & 1, neg = (high ? c->i->neg_hi : c->i->neg) >> n & 1;
     float x = ((const float *)c->s[n])[from * EMU_LANES + l];

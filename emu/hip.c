@@ -5,71 +5,56 @@
  * Work goes through one list: a stream that captures appends to its graph; otherwise the work runs at the call, or with
  * MXFP8_EMU_DEFER=1 when something waits for it (the latest moment the API allows). A kernel that stops leaves its text
  * in emu_last_error() and, as after a GPU fault, every later call fails until emu_clear_error(). */
+#include <pthread.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+#include <strings.h>
 
-#include "emu.h"
+#include "machine.h"
+#include "memory.h"
 
 #define API __attribute__((visibility("default")))
 
-enum hip_error {
-    HIP_OK = 0,
-    HIP_INVALID_VALUE = 1,
-    HIP_OUT_OF_MEMORY = 2,
-    HIP_INVALID_DEVICE = 101,
-    HIP_INVALID_IMAGE = 200,
-    HIP_NO_BINARY_FOR_GPU = 209,
-    HIP_INVALID_HANDLE = 400,
-    HIP_ILLEGAL_STATE = 401,
-    HIP_NOT_FOUND = 500,
-    HIP_ILLEGAL_ADDRESS = 700,
-    HIP_LAUNCH_OUT_OF_RESOURCES = 701,
-    HIP_HOST_ALREADY_REGISTERED = 712,
-    HIP_LAUNCH_FAILURE = 719,
-    HIP_NOT_SUPPORTED = 801,
-    HIP_CAPTURE_UNSUPPORTED = 900,
-    HIP_CAPTURE_INVALIDATED = 901,
-    HIP_CAPTURE_IMPLICIT = 906,
-};
+#define HIP_ERRORS(X)                                                                                                  \
+    X(OK, 0, "hipSuccess", "no error")                                                                                 \
+    X(INVALID_VALUE, 1, "hipErrorInvalidValue", "invalid argument")                                                    \
+    X(OUT_OF_MEMORY, 2, "hipErrorOutOfMemory", "out of memory")                                                        \
+    X(INVALID_DEVICE, 101, "hipErrorInvalidDevice", "invalid device ordinal")                                          \
+    X(INVALID_IMAGE, 200, "hipErrorInvalidImage", "device kernel image is invalid")                                    \
+    X(NO_BINARY_FOR_GPU, 209, "hipErrorNoBinaryForGpu", "no kernel image is available for execution on the device")    \
+    X(INVALID_HANDLE, 400, "hipErrorInvalidHandle", "invalid resource handle")                                         \
+    X(ILLEGAL_STATE, 401, "hipErrorIllegalState", "the operation cannot be performed in the present state")            \
+    X(NOT_FOUND, 500, "hipErrorNotFound", "named symbol not found")                                                    \
+    X(ILLEGAL_ADDRESS, 700, "hipErrorIllegalAddress", "an illegal memory access was encountered")                      \
+    X(LAUNCH_OUT_OF_RESOURCES, 701, "hipErrorLaunchOutOfResources", "out of resources")                                \
+    X(HOST_ALREADY_REGISTERED, 712, "hipErrorHostMemoryAlreadyRegistered",                                             \
+      "part or all of the requested memory range is already mapped")                                                   \
+    X(LAUNCH_FAILURE, 719, "hipErrorLaunchFailure", "unspecified launch failure")                                      \
+    X(NOT_SUPPORTED, 801, "hipErrorNotSupported", "operation not supported")                                           \
+    X(CAPTURE_UNSUPPORTED, 900, "hipErrorStreamCaptureUnsupported",                                                    \
+      "operation not permitted when stream is capturing")                                                              \
+    X(CAPTURE_INVALIDATED, 901, "hipErrorStreamCaptureInvalidated",                                                    \
+      "operation failed due to a previous error during capture")                                                       \
+    X(CAPTURE_IMPLICIT, 906, "hipErrorStreamCaptureImplicit",                                                          \
+      "operation would make the legacy stream depend on a capturing blocking stream")                                  \
+    X(UNKNOWN, 999, "hipErrorUnknown", "unknown error")
 
+#define X(name, code, full, text) HIP_##name = (code),
+enum hip_error { HIP_ERRORS(X) };
+#undef X
 static const struct {
     int code;
     const char *name, *text;
 } errors[] = {
-    {0, "hipSuccess", "no error"},
-    {1, "hipErrorInvalidValue", "invalid argument"},
-    {2, "hipErrorOutOfMemory", "out of memory"},
-    {3, "hipErrorNotInitialized", "initialization error"},
-    {100, "hipErrorNoDevice", "no ROCm-capable device is detected"},
-    {101, "hipErrorInvalidDevice", "invalid device ordinal"},
-    {200, "hipErrorInvalidImage", "device kernel image is invalid"},
-    {209, "hipErrorNoBinaryForGpu", "no kernel image is available for execution on the device"},
-    {400, "hipErrorInvalidHandle", "invalid resource handle"},
-    {401, "hipErrorIllegalState", "the operation cannot be performed in the present state"},
-    {500, "hipErrorNotFound", "named symbol not found"},
-    {600, "hipErrorNotReady", "device not ready"},
-    {700, "hipErrorIllegalAddress", "an illegal memory access was encountered"},
-    {701, "hipErrorLaunchOutOfResources", "out of resources"},
-    {709, "hipErrorContextIsDestroyed", "context is destroyed"},
-    {712, "hipErrorHostMemoryAlreadyRegistered", "part or all of the requested memory range is already mapped"},
-    {719, "hipErrorLaunchFailure", "unspecified launch failure"},
-    {801, "hipErrorNotSupported", "operation not supported"},
-    {900, "hipErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"},
-    {901, "hipErrorStreamCaptureInvalidated", "operation failed due to a previous error during capture"},
-    {905, "hipErrorStreamCaptureIsolation", "dependency created on uncaptured work in another stream"},
-    {906, "hipErrorStreamCaptureImplicit",
-     "operation would make the legacy stream depend on a capturing blocking stream"},
-    {999, "hipErrorUnknown", "unknown error"},
+#define X(name, code, full, text) {code, full, text},
+    HIP_ERRORS(X)
+#undef X
 };
 
 /* ---- state ---- */
-enum op_kind { OP_LAUNCH, OP_COPY, OP_FILL, OP_EVENT };
-struct event {
-    struct timespec at;
-    bool recorded, done;
-};
+enum op_kind { OP_LAUNCH, OP_COPY, OP_FILL };
 struct op {
     struct op *next;
     enum op_kind kind;
@@ -79,8 +64,7 @@ struct op {
     void *dst;
     const void *src;
     size_t bytes;
-    unsigned value, width;
-    struct event *event;
+    int value;
 };
 struct op_list {
     struct op *first, **tail;
@@ -97,22 +81,22 @@ struct stream {
 struct allocation {
     struct allocation *next;
     uint64_t base, bytes;
-    void *raw;
-    int type; /* 1 host, 2 device */
+    void *raw; /* null: the host's own, registered */
 };
 
 static pthread_mutex_t big_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct emu_options options = {
+static const struct emu_options defaults = {
     .strict = true, .races = true, .conflict_stop = true, .threads = 2, .blocks_per_thread = 2};
+static struct emu_options options = defaults;
 static bool options_read;
 static struct emu_error fault; /* of the kernel that stopped, or the last refused call */
 static int sticky;
 static _Thread_local int last_error;
 static struct op_list deferred;
 static struct stream null_stream;
-static unsigned captures, strict_captures;
+static unsigned strict_captures;
 static struct allocation *allocations;
-static uint64_t counters[CNT_COUNT], *op_counts, allocated, junk_state = 1;
+static uint64_t counters[CNT_COUNT], *op_counts, junk_state = 1;
 
 /* ---- options ---- */
 /* one line per option: MXFP8_EMU_<name> in the environment, name in emu_set_option */
@@ -237,9 +221,7 @@ static void count_launch(const struct emu_launch *l) {
         const struct emu_stat *s = &l->stats[n];
         if (l->k->insts[n].op)
             op_counts[l->k->insts[n].op - table] += s->hits;
-        l->k->stats[n].hits += s->hits;
-        l->k->stats[n].vm += s->vm;
-        l->k->stats[n].lgkm += s->lgkm;
+        emu_add_stat(&l->k->stats[n], s);
     }
 }
 
@@ -277,12 +259,7 @@ static void run_op(const struct op *o) {
         memmove(o->dst, o->src, o->bytes);
         break;
     case OP_FILL:
-        for (size_t n = 0; n < o->bytes; n += o->width)
-            memcpy((uint8_t *)o->dst + n, &o->value, o->width);
-        break;
-    case OP_EVENT:
-        clock_gettime(CLOCK_MONOTONIC, &o->event->at);
-        o->event->done = true;
+        memset(o->dst, o->value, o->bytes);
         break;
     }
 }
@@ -347,7 +324,7 @@ static bool inside(const void *p, size_t bytes) {
     return found;
 }
 
-static int allocate(void **out, size_t bytes, int type) {
+static int allocate(void **out, size_t bytes) {
     enum { GUARD = 256 };
     if (!out)
         return HIP_INVALID_VALUE;
@@ -356,17 +333,14 @@ static int allocate(void **out, size_t bytes, int type) {
         return HIP_OK;
     struct allocation *a = calloc(1, sizeof *a);
     size_t room = (bytes + (size_t)3 * GUARD) & ~(size_t)(GUARD - 1);
-    uint64_t *raw = a ? aligned_alloc(GUARD, room) : nullptr;
+    void *raw = a ? aligned_alloc(GUARD, room) : nullptr;
     if (!raw) {
         free(a);
         return refuse(HIP_OUT_OF_MEMORY, "hipMalloc of %zu bytes", bytes);
     }
-    uint64_t seed = options.seed ^ junk_state++ << 32;
-    for (size_t n = 0; n < room / 8; n++)
-        raw[n] = emu_mix(seed + n * emu_golden);
-    *a = (struct allocation){allocations, (uint64_t)raw + GUARD, bytes, raw, type};
+    emu_junk(raw, room, options.seed ^ junk_state++ << 32);
+    *a = (struct allocation){allocations, (uint64_t)raw + GUARD, bytes, raw};
     allocations = a;
-    allocated += bytes;
     emu_mem_add(a->base, bytes, true);
     *out = (void *)a->base;
     return HIP_OK;
@@ -393,52 +367,36 @@ static void quarantine(void *raw, uint64_t bytes) {
     total += bytes;
 }
 
-static int release(void *p, int type) {
+/* takes the allocation that begins at p, made by hipMalloc or registered, out of the list; null if there is none */
+static struct allocation *take_allocation(const void *p, bool registered) {
     for (struct allocation **link = &allocations; *link; link = &(*link)->next) {
         struct allocation *a = *link;
-        if (a->base != (uint64_t)p || a->type != type || !a->raw)
+        if (a->base != (uint64_t)p || registered == (a->raw != nullptr))
             continue;
         emu_mem_remove(a->base);
         *link = a->next;
-        allocated -= a->bytes;
-        quarantine(a->raw, a->bytes);
-        free(a);
-        return HIP_OK;
+        return a;
     }
-    return p ? refuse(HIP_INVALID_VALUE, "free of %p, which is not an allocation", p) : HIP_OK;
+    return nullptr;
 }
 
 API int hipMalloc(void **out, size_t bytes) {
     int code;
     if (enter_outside_capture(&code, HIP_CAPTURE_UNSUPPORTED))
-        code = allocate(out, bytes, 2);
+        code = allocate(out, bytes);
     return leave(code);
 }
 
 API int hipFree(void *p) {
     int code;
-    if (enter_outside_capture(&code, HIP_CAPTURE_UNSUPPORTED)) {
-        flush();
-        code = release(p, 2);
-    }
-    return leave(code);
-}
-
-API int hipHostMalloc(void **out, size_t bytes, unsigned flags) {
-    int code;
-    (void)flags;
-    if (enter_outside_capture(&code, HIP_CAPTURE_UNSUPPORTED))
-        code = allocate(out, bytes, 1);
-    return leave(code);
-}
-
-API int hipHostFree(void *p) {
-    int code;
-    if (enter(&code)) {
-        flush();
-        code = release(p, 1);
-    }
-    return leave(code);
+    if (!enter_outside_capture(&code, HIP_CAPTURE_UNSUPPORTED))
+        return leave(code);
+    flush();
+    struct allocation *a = take_allocation(p, false);
+    if (a)
+        quarantine(a->raw, a->bytes);
+    free(a);
+    return leave(a || !p ? HIP_OK : refuse(HIP_INVALID_VALUE, "free of %p, which is not an allocation", p));
 }
 
 /* makes host memory (a CPU tensor's storage) visible to kernels, as device pointer = host pointer; with
@@ -455,7 +413,7 @@ API int hipHostRegister(void *p, size_t bytes, unsigned flags) {
         free(a);
         return leave(refuse(HIP_HOST_ALREADY_REGISTERED, "%p + %zu overlaps registered memory", p, bytes));
     }
-    *a = (struct allocation){allocations, (uint64_t)p, bytes, nullptr, 1};
+    *a = (struct allocation){allocations, (uint64_t)p, bytes, nullptr};
     allocations = a;
     return leave(HIP_OK);
 }
@@ -465,15 +423,9 @@ API int hipHostUnregister(void *p) {
     if (!enter(&code))
         return leave(code);
     flush();
-    for (struct allocation **link = &allocations; *link; link = &(*link)->next)
-        if ((*link)->base == (uint64_t)p && !(*link)->raw) {
-            struct allocation *a = *link;
-            emu_mem_remove(a->base);
-            *link = a->next;
-            free(a);
-            return leave(HIP_OK);
-        }
-    return leave(refuse(HIP_INVALID_VALUE, "%p is not registered", p));
+    struct allocation *a = take_allocation(p, true);
+    free(a);
+    return leave(a ? HIP_OK : refuse(HIP_INVALID_VALUE, "%p is not registered", p));
 }
 
 static int copy(void *dst, const void *src, size_t bytes, int kind, void *stream) {
@@ -490,20 +442,6 @@ static int copy(void *dst, const void *src, size_t bytes, int kind, void *stream
     o->dst = dst;
     o->src = src;
     o->bytes = bytes;
-    return submit(stream, o);
-}
-
-static int fill(void *dst, unsigned value, unsigned width, size_t n, void *stream) {
-    size_t bytes = n * width;
-    if (!inside(dst, bytes))
-        return refuse(HIP_INVALID_VALUE, "hipMemset: %p + %zu is not inside a device allocation", dst, bytes);
-    struct op *o = new_op(OP_FILL);
-    if (!o)
-        return HIP_OUT_OF_MEMORY;
-    o->dst = dst;
-    o->bytes = bytes;
-    o->value = value;
-    o->width = width;
     return submit(stream, o);
 }
 
@@ -528,32 +466,17 @@ API int hipMemcpy(void *dst, const void *src, size_t bytes, int kind) {
 
 API int hipMemsetAsync(void *dst, int value, size_t bytes, void *stream) {
     int code;
-    if (enter(&code))
-        code = fill(dst, (unsigned)value & 0xff, 1, bytes, stream);
-    return leave(code);
-}
-
-API int hipMemset(void *dst, int value, size_t bytes) {
-    int code;
-    if (enter_outside_capture(&code, HIP_CAPTURE_IMPLICIT))
-        code = fill(dst, (unsigned)value & 0xff, 1, bytes, nullptr);
-    return leave(code);
-}
-
-API int hipMemsetD32Async(void *dst, int value, size_t n, void *stream) {
-    int code;
-    if (enter(&code))
-        code = fill(dst, (unsigned)value, 4, n, stream);
-    return leave(code);
-}
-
-API int hipMemGetInfo(size_t *available, size_t *total) {
-    int code;
-    if (enter(&code) && available && total) {
-        *total = 288ull << 30;
-        *available = *total - allocated;
-    }
-    return leave(code);
+    if (!enter(&code))
+        return leave(code);
+    if (!inside(dst, bytes))
+        return leave(refuse(HIP_INVALID_VALUE, "hipMemset: %p + %zu is not inside a device allocation", dst, bytes));
+    struct op *o = new_op(OP_FILL);
+    if (!o)
+        return leave(HIP_OUT_OF_MEMORY);
+    o->dst = dst;
+    o->bytes = bytes;
+    o->value = value;
+    return leave(submit(stream, o));
 }
 
 struct hip_pointer_attributes {
@@ -573,7 +496,7 @@ API int hipPointerGetAttributes(struct hip_pointer_attributes *out, const void *
     *out = (struct hip_pointer_attributes){.device = -2};
     if (a)
         *out = (struct hip_pointer_attributes){
-            .type = a->type, .device_pointer = (void *)p, .host_pointer = a->type == 1 ? (void *)p : nullptr};
+            .type = a->raw ? 2 : 1, .device_pointer = (void *)p, .host_pointer = a->raw ? nullptr : (void *)p};
     return leave(HIP_OK);
 }
 
@@ -639,15 +562,6 @@ API int hipGetDevicePropertiesR0600(void *prop, int device) {
     return HIP_OK;
 }
 
-API int hipDriverGetVersion(int *version) {
-    if (!version)
-        return HIP_INVALID_VALUE;
-    *version = 70000000;
-    return HIP_OK;
-}
-
-API int hipRuntimeGetVersion(int *version) { return hipDriverGetVersion(version); }
-
 API int hipDeviceSynchronize(void) {
     int code;
     if (enter_outside_capture(&code, HIP_CAPTURE_UNSUPPORTED)) {
@@ -666,7 +580,6 @@ static size_t error_index(int code) {
 }
 API const char *hipGetErrorName(int code) { return errors[error_index(code)].name; }
 API const char *hipGetErrorString(int code) { return errors[error_index(code)].text; }
-API int hipPeekAtLastError(void) { return last_error; }
 API int hipGetLastError(void) {
     int code = last_error;
     last_error = HIP_OK;
@@ -674,18 +587,18 @@ API int hipGetLastError(void) {
 }
 
 /* ---- streams and events ---- */
-API int hipStreamCreateWithFlags(void **out, unsigned flags) {
+static int new_handle(void **out, size_t bytes) {
     int code;
-    (void)flags;
     if (enter(&code)) {
-        struct stream *s = out ? calloc(1, sizeof *s) : nullptr;
-        code = s ? HIP_OK : HIP_INVALID_VALUE;
-        if (s)
-            *out = s;
+        void *made = out ? calloc(1, bytes) : nullptr;
+        code = made ? HIP_OK : HIP_INVALID_VALUE;
+        if (made)
+            *out = made;
     }
     return leave(code);
 }
-API int hipStreamCreate(void **out) { return hipStreamCreateWithFlags(out, 0); }
+
+API int hipStreamCreate(void **out) { return new_handle(out, sizeof(struct stream)); }
 API int hipStreamDestroy(void *stream) {
     int code;
     enter(&code);
@@ -711,7 +624,6 @@ API int hipStreamSynchronize(void *stream) {
     }
     return leave(code);
 }
-API int hipStreamQuery(void *stream) { return hipStreamSynchronize(stream); }
 API int hipStreamIsCapturing(void *stream, int *status) {
     int code;
     if (enter(&code)) {
@@ -721,42 +633,13 @@ API int hipStreamIsCapturing(void *stream, int *status) {
     }
     return leave(code);
 }
-API int hipStreamWaitEvent(void *stream, void *event, unsigned flags) {
-    int code;
-    (void)stream;
-    (void)flags;
-    enter(&code); /* one work list in issue order: the wait already holds */
-    return leave(event ? code : HIP_INVALID_HANDLE);
-}
-API int hipEventCreateWithFlags(void **out, unsigned flags) {
-    int code;
-    (void)flags;
-    if (enter(&code)) {
-        struct event *e = out ? calloc(1, sizeof *e) : nullptr;
-        code = e ? HIP_OK : HIP_INVALID_VALUE;
-        if (e)
-            *out = e;
-    }
-    return leave(code);
-}
-API int hipEventCreate(void **out) { return hipEventCreateWithFlags(out, 0); }
-API int hipEventDestroy(void *event) {
-    int code;
-    enter(&code);
-    flush();
-    free(event);
-    return leave(event ? code : HIP_INVALID_HANDLE);
-}
+/* An event is a handle and no more: work is one list in the order of issue, so waiting for one is waiting for all. */
+API int hipEventCreate(void **out) { return new_handle(out, 1); }
 API int hipEventRecord(void *event, void *stream) {
     int code;
-    if (!enter(&code))
-        return leave(code);
-    struct op *o = event ? new_op(OP_EVENT) : nullptr;
-    if (!o)
-        return leave(HIP_INVALID_HANDLE);
-    o->event = event;
-    o->event->recorded = true;
-    return leave(submit(stream, o));
+    if (enter(&code))
+        code = !event ? HIP_INVALID_HANDLE : stream_of(stream)->status == 2 ? HIP_CAPTURE_INVALIDATED : HIP_OK;
+    return leave(code);
 }
 API int hipEventSynchronize(void *event) {
     int code;
@@ -765,18 +648,6 @@ API int hipEventSynchronize(void *event) {
         code = sticky;
     }
     return leave(event ? code : HIP_INVALID_HANDLE);
-}
-API int hipEventQuery(void *event) { return hipEventSynchronize(event); }
-API int hipEventElapsedTime(float *ms, void *start, void *end) {
-    int code;
-    if (!enter(&code))
-        return leave(code);
-    struct event *a = start, *b = end;
-    if (!ms || !a || !b || !a->recorded || !b->recorded)
-        return leave(HIP_INVALID_HANDLE);
-    flush();
-    *ms = (float)((double)(b->at.tv_sec - a->at.tv_sec) * 1e3 + (double)(b->at.tv_nsec - a->at.tv_nsec) * 1e-6);
-    return leave(sticky);
 }
 
 /* ---- graphs ---- */
@@ -793,7 +664,6 @@ API int hipStreamBeginCapture(void *stream, int mode) {
     s->capture->refs = 1;
     s->status = 1;
     s->relaxed = mode == 2;
-    captures++;
     strict_captures += !s->relaxed;
     return leave(HIP_OK);
 }
@@ -818,7 +688,6 @@ API int hipStreamEndCapture(void *stream, void **graph) {
         drop_graph(s->capture);
     s->capture = nullptr;
     s->status = 0;
-    captures--;
     strict_captures -= !s->relaxed;
     return leave(valid ? HIP_OK : HIP_CAPTURE_INVALIDATED);
 }
@@ -909,11 +778,6 @@ API int hipModuleGetFunction(void **out, void *module, const char *name) {
         if (!strcmp(m->kernels[n].name, name))
             *out = &m->kernels[n];
     return leave(*out ? HIP_OK : refuse(HIP_NOT_FOUND, "no kernel %s in the module", name));
-}
-
-API int hipFuncSetAttribute(const void *function, int attribute, int value) {
-    (void)attribute;
-    return function && value >= 0 && value <= EMU_LDS_MAX ? HIP_OK : HIP_INVALID_VALUE;
 }
 
 static uint64_t hidden_value(const struct op *o, const char *kind) {
@@ -1030,6 +894,13 @@ API void emu_clear_error(void) {
     sticky = last_error = HIP_OK;
     pthread_mutex_unlock(&big_lock);
 }
+/* back to the default options, whatever the environment says */
+API void emu_reset_options(void) {
+    pthread_mutex_lock(&big_lock);
+    options = defaults;
+    options_read = true;
+    pthread_mutex_unlock(&big_lock);
+}
 /* name as in the environment without MXFP8_EMU_; 0, or -1 when name or value is not known */
 API int emu_set_option(const char *name, const char *value) {
     pthread_mutex_lock(&big_lock);
@@ -1040,35 +911,14 @@ API int emu_set_option(const char *name, const char *value) {
     return ok ? 0 : -1;
 }
 
-static const char *const counter_names[CNT_COUNT] = {"insts",
-                                                     "salu",
-                                                     "valu",
-                                                     "mfma",
-                                                     "ds",
-                                                     "vmem",
-                                                     "smem",
-                                                     "lds_dma",
-                                                     "waitcnt",
-                                                     "barrier",
-                                                     "branch",
-                                                     "nop_states",
-                                                     "load_bytes",
-                                                     "store_bytes",
-                                                     "dma_bytes",
-                                                     "smem_bytes",
-                                                     "lds_read_bytes",
-                                                     "lds_write_bytes",
-                                                     "lane_addrs",
-                                                     "lines",
-                                                     "lds_phases",
-                                                     "lds_conflicts",
-                                                     "waves",
-                                                     "blocks"};
+#define X(name) #name,
+static const char *const counter_names[] = {EMU_COUNTERS(X)};
+#undef X
 
 /* value of a counter by name, or the executed count of an instruction by its table name; UINT64_MAX: no such name */
 API uint64_t emu_counter(const char *name) {
     for (unsigned n = 0; n < CNT_COUNT; n++)
-        if (!strcmp(name, counter_names[n]))
+        if (!strcasecmp(name, counter_names[n]))
             return counters[n];
     const struct emu_op *table;
     size_t nops = emu_op_table(&table);
@@ -1077,7 +927,6 @@ API uint64_t emu_counter(const char *name) {
             return op_counts ? op_counts[n] : 0;
     return UINT64_MAX;
 }
-API const char *emu_counter_name(unsigned n) { return n < CNT_COUNT ? counter_names[n] : nullptr; }
 API void emu_reset_counters(void) {
     const struct emu_op *table;
     size_t nops = emu_op_table(&table);
@@ -1096,26 +945,21 @@ API int emu_disassemble(const uint32_t *words, int n, char *text, size_t room) {
     emu_disasm(&i, text, room);
     return 4 * i.nwords;
 }
-/* instruction n of a kernel: its text, its offset from the entry in *pc; bytes, 0 past the end, -1 when undecodable */
-API int emu_kernel_inst(void *function, unsigned n, char *text, size_t room, unsigned *pc) {
+/* Instruction n of a kernel: its text, and in `out` its offset from the entry, how often it ran since its module was
+ * loaded, and for s_waitcnt how many vector-memory and other accesses it waited for. Bytes, 0 past the end, -1 when
+ * undecodable. */
+API int emu_kernel_inst(void *function, unsigned n, char *text, size_t room, uint64_t out[4]) {
     const struct emu_kernel *k = function;
     if (n >= k->ninsts)
         return 0;
     const struct emu_inst *i = &k->insts[n];
-    *pc = i->pc;
+    const struct emu_stat *stat = &k->stats[n];
+    memcpy(out, (const uint64_t[4]){i->pc, stat->hits, stat->vm, stat->lgkm}, 4 * sizeof *out);
     if (i->fault[0])
         snprintf(text, room, "%s", i->fault);
     else
         emu_disasm(i, text, room);
     return i->fault[0] ? -1 : 4 * i->nwords;
-}
-/* how often instruction n ran since its module was loaded, and for s_waitcnt how many accesses it waited for */
-API int emu_kernel_stat(void *function, unsigned n, uint64_t out[3]) {
-    const struct emu_kernel *k = function;
-    if (n >= k->ninsts)
-        return 0;
-    memcpy(out, (const uint64_t[3]){k->stats[n].hits, k->stats[n].vm, k->stats[n].lgkm}, 3 * sizeof *out);
-    return 1;
 }
 API int emu_inst_name(unsigned n, char *text, size_t room, int *enc, int *opcode) {
     const struct emu_op *table;

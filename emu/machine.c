@@ -2,70 +2,16 @@
  * Start state of a wave: LLVM's AMDGPUUsage (initial kernel execution state). Everything that the hardware leaves
  * undefined (registers, LDS) starts as junk that depends on the seed. Same seed and one thread: same schedule, same
  * junk, same result. */
+#include "machine.h"
+
 #include <fenv.h>
-#include <stdio.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "emu.h"
-
-bool emu_fail(struct emu_error *e, enum emu_code code, const char *fmt, ...) {
-    va_list args;
-    va_start(args, fmt);
-    e->code = code;
-    vsnprintf(e->text, sizeof e->text, fmt, args);
-    va_end(args);
-    return false;
-}
-
-bool emu_strict(const struct emu_wave *w) { return w->b->l->opt.strict; }
-
-static const struct emu_inst *inst_at(const struct emu_kernel *k, uint32_t pc) {
-    if (pc % 4 || pc >= k->code_bytes || !k->index[pc / 4])
-        return nullptr;
-    return &k->insts[k->index[pc / 4] - 1];
-}
-
-static bool stop(struct emu_wave *w, int lane, enum emu_code code, const char *fmt, va_list args) {
-    struct emu_error *e = &w->b->error;
-    if (e->code)
-        return false; /* the first finding of a block stands */
-    char what[512], text[256] = "outside the code", words[64] = "", at[32] = "";
-    vsnprintf(what, sizeof what, fmt, args);
-    const struct emu_inst *i = inst_at(w->b->k, w->pc);
-    if (i) {
-        emu_disasm(i, text, sizeof text);
-        for (unsigned n = 0; n < i->nwords; n++)
-            snprintf(words + (size_t)9 * n, sizeof words - (size_t)9 * n, " %08x", i->words[n]);
-    }
-    if (lane >= 0)
-        snprintf(at, sizeof at, ", lane %d", lane);
-    return emu_fail(e, code, "%s: pc 0x%x, block (%u,%u,%u), wave %u%s: %s: %s [%s ]", w->b->k->name, w->pc,
-                    w->b->id[0], w->b->id[1], w->b->id[2], w->id, at, what, text, words);
-}
-
-bool emu_stop(struct emu_wave *w, int lane, const char *fmt, ...) {
-    va_list args;
-    va_start(args, fmt);
-    stop(w, lane, EMU_FAULT, fmt, args);
-    va_end(args);
-    return false;
-}
-
-bool emu_stop_memory(struct emu_wave *w, int lane, const char *fmt, ...) {
-    va_list args;
-    va_start(args, fmt);
-    stop(w, lane, EMU_MEMORY_FAULT, fmt, args);
-    va_end(args);
-    return false;
-}
-
-bool emu_conflict(struct emu_wave *w, int lane, const char *what) {
-    if (!w->b->l->opt.strict || !w->b->l->opt.conflict_stop)
-        return false;
-    emu_stop(w, lane, "sources differ: %s", what);
-    return true;
-}
+#include "check.h"
+#include "exec.h"
+#include "memory.h"
 
 /* ---- storage of blocks, reused from block to block of a thread ---- */
 static void free_wave(struct emu_wave *w) {
@@ -130,18 +76,6 @@ static struct emu_block *make_block(struct emu_launch *l) {
 }
 
 /* ---- start state ---- */
-static void junk(void *to, size_t bytes, uint64_t seed) {
-    uint64_t *p = to;
-    for (size_t n = 0; n < bytes / 8; n++)
-        p[n] = emu_mix(seed + n * emu_golden); /* none waits for another: vector code */
-}
-
-/* LDS starts as junk when a block first touches it: most blocks of a padded grid never do */
-void emu_lds_start(struct emu_block *b) {
-    junk(b->lds, b->lds_bytes, b->lds_seed);
-    b->lds_started = true;
-}
-
 static void start_sgprs(struct emu_wave *w) {
     const struct emu_kernel *k = w->b->k;
     const struct emu_launch *l = w->b->l;
@@ -178,10 +112,10 @@ static void start_wave(struct emu_block *b, unsigned id) {
     w->b = b;
     w->id = (uint8_t)id;
     w->rng = emu_rand(&b->rng);
-    junk(w->v, b->k->env.vgprs * sizeof *w->v, emu_rand(&w->rng));
-    junk(w->s, sizeof w->s, emu_rand(&w->rng));
+    emu_junk(w->v, b->k->env.vgprs * sizeof *w->v, emu_rand(&w->rng));
+    emu_junk(w->s, sizeof w->s, emu_rand(&w->rng));
     if (w->scratch)
-        junk(w->scratch, (size_t)EMU_LANES * b->k->private_segment, emu_rand(&w->rng));
+        emu_junk(w->scratch, (size_t)EMU_LANES * b->k->private_segment, emu_rand(&w->rng));
     memset(w->track, 0, b->k->env.vgprs * sizeof *w->track);
     memset(w->sgpr_valu, 0, sizeof w->sgpr_valu);
     memset(w->vpend, 0, sizeof w->vpend);
@@ -210,7 +144,7 @@ static void start_block(struct emu_block *b, uint64_t linear) {
     b->id[0] = (uint32_t)(linear % grid[0]);
     b->id[1] = (uint32_t)(linear / grid[0] % grid[1]);
     b->id[2] = (uint32_t)(linear / grid[0] / grid[1]);
-    b->rng = b->l->opt.seed * 0x9e3779b97f4a7c15u + linear;
+    b->rng = b->l->opt.seed * emu_golden + linear;
     emu_rand(&b->rng);
     b->live = b->nwaves;
     b->epoch++; /* past every epoch in the LDS shadow, which the block before left with nothing in flight */
@@ -233,7 +167,7 @@ static void count_inst(struct emu_block *b, const struct emu_inst *i) {
     b->counters[CNT_INSTS]++;
     b->stats[i - b->k->insts].hits++;
     enum emu_counter c = class_of[i->op->enc];
-    if (i->op->enc == ENC_MFMA && !i->op->v)
+    if (emu_is_matrix(i))
         c = CNT_MFMA;
     else if (i->op->enc == ENC_SOPP)
         switch (i->op->opcode) {
@@ -256,17 +190,37 @@ static void count_inst(struct emu_block *b, const struct emu_inst *i) {
     b->counters[c]++;
 }
 
+/* of the lines of insts.def in their order */
+static const union {
+    emu_salu_fn *s;
+    emu_lane_fn *v;
+    emu_run_fn *r;
+} handlers[] = {
+#define S(e, o, n, p, h, a) {.s = emu_s_##h},
+#define V(e, o, n, p, h, f, a) {.v = emu_v_##h},
+#define R(e, o, n, p, h, f, a) {.r = emu_r_##h},
+#include "insts.def"
+#undef S
+#undef V
+#undef R
+};
+
 static bool execute(struct emu_wave *w, const struct emu_inst *i) {
-    if (i->op->s)
-        return emu_exec_salu(w, i);
-    if (i->op->v)
-        return emu_exec_valu(w, i);
-    return i->op->run(w, i);
+    const struct emu_op *table;
+    emu_op_table(&table);
+    switch (i->op->kind) {
+    case KIND_S:
+        return emu_exec_salu(w, i, handlers[i->op - table].s);
+    case KIND_V:
+        return emu_exec_valu(w, i, handlers[i->op - table].v);
+    default:
+        return handlers[i->op - table].r(w, i);
+    }
 }
 
 static bool step(struct emu_wave *w) {
     struct emu_block *b = w->b;
-    const struct emu_inst *i = inst_at(b->k, w->pc);
+    const struct emu_inst *i = emu_inst_at(b->k, w->pc);
     if (!i)
         return emu_stop(w, -1, "no instruction starts here");
     if (i->fault[0])
@@ -357,11 +311,8 @@ static void fold(struct pool *p, const struct emu_block *b, const struct emu_err
     }
     for (unsigned n = 0; b && n < CNT_COUNT; n++)
         l->counters[n] += b->counters[n];
-    for (unsigned n = 0; b && n < l->k->ninsts; n++) {
-        l->stats[n].hits += b->stats[n].hits;
-        l->stats[n].vm += b->stats[n].vm;
-        l->stats[n].lgkm += b->stats[n].lgkm;
-    }
+    for (unsigned n = 0; b && n < l->k->ninsts; n++)
+        emu_add_stat(&l->stats[n], &b->stats[n]);
     pthread_mutex_unlock(&p->lock);
 }
 

@@ -1,9 +1,9 @@
-/* Live device allocations: device addresses are host addresses, and an access must lie inside one registered range.
- * One reader/writer lock: a launch reads the table while it runs, hipMalloc and hipFree write it. */
+/* One reader/writer lock: a launch reads the table while it runs, hipMalloc and hipFree write it. */
+#include "memory.h"
+
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "emu.h"
 
 struct range {
     uint64_t base, bytes;

@@ -6,10 +6,11 @@
  * Every byte has a mark of its last write (with the value) and one of its reads: block, barrier epoch and wave. Marks
  * live in pages that are made when first touched and kept from launch to launch. Marks of blocks whose numbers are
  * equal modulo TAGS look alike, which can hide a race and never makes one up. */
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "emu.h"
+#include "check.h"
 
 /* A mark: 0 = untouched, else tag << 22 | epoch % EPOCHS << 5 | wave. Tag = block number % TAGS + 1. */
 typedef uint32_t mark;

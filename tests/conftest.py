@@ -24,7 +24,6 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))  # the package as b
 BACKENDS = ("cpu", "cpu-portable", "cpu-avx2", "cpu-avx512", "cuda", "gfx950-emu")
 GARBAGE = 0x7F  # as E4M3: NaN; as E8M0: 1; as bfloat16 or float32: 3.39e38. (Tiny blocks may hold 0x80 instead.)
 POISONED = pytest.StashKey[bool]()
-EMULATOR = Path(__file__).resolve().parent.parent / "build" / "emu" / "libmxfp8_emu.so"  # made by make
 M_PERTURB = -6  # glibc's mallopt(3): fill what malloc hands out with the complement of the value's low byte
 
 
@@ -45,7 +44,9 @@ def unavailable(backend: str) -> str | None:
     else:
         os.environ["MXFP8_BACKEND"] = backend
     if backend == "gfx950-emu":
-        os.environ.setdefault("MXFP8_EMU_LIBRARY", str(EMULATOR))
+        from emu.driver import LIBRARY
+
+        os.environ.setdefault("MXFP8_EMU_LIBRARY", str(LIBRARY))
         os.environ.setdefault("MXFP8_EMU_OOB", "zero")  # as the hardware; the kernels use it for tails
     if backend == "cuda" and not torch.cuda.is_available():
         return "torch.cuda.is_available() is False"

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
-from benchmarks.args import Depth, Rows
+from abi.args import Depth, Padding, Quantize, Rows
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU_ONLY = -1
@@ -119,19 +119,6 @@ class Error(ctypes.Structure):
 
 
 ROWS, COLS = 1, 2  # enum mx_wants
-
-
-class Quantize(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_void_p) for n in ("x", "offs", "row_data", "row_scale", "col_data", "col_scale")] + [
-        (n, ctypes.c_int64) for n in ("batch", "rows", "cols", "groups", "row_k", "col_k")
-    ] + [("x_type", ctypes.c_int16), ("wants", ctypes.c_int8), ("grouped", ctypes.c_int8),
-         ("rounding", ctypes.c_int32)]  # fmt: skip
-
-
-class Padding(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_void_p) for n in ("data", "scale", "offs")] + [
-        (n, ctypes.c_int64) for n in ("rows", "depth", "groups")
-    ]  # fmt: skip
 
 
 def operation(args: type[ctypes.Structure]) -> type[ctypes._CFuncPtr]:

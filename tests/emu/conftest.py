@@ -1,7 +1,8 @@
 """Default options for every test of the emulator."""
 
 import pytest
-from emulator import library, reset
+
+from emu.driver import library, reset
 
 
 @pytest.fixture(autouse=True)

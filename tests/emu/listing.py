@@ -1,9 +1,10 @@
 """Compares decoding with llvm-objdump's, instruction by instruction, over whole code objects."""
 
-import ctypes
 import re
 
-from emulator import Module, library, run
+from builders import run
+
+from emu.driver import Module, instructions
 
 
 def objdump(path):
@@ -18,19 +19,11 @@ def objdump(path):
     return kernels
 
 
-def emulator_listing(function):
-    out, text, pc, n = [], ctypes.create_string_buffer(256), ctypes.c_uint(), 0
-    while library().emu_kernel_inst(function, n, text, 256, ctypes.byref(pc)):
-        out.append((pc.value, " ".join(text.value.decode().split())))
-        n += 1
-    return out
-
-
 def compare(path):
     """Asserts that both agree; the number of instructions."""
     m, total = Module(path), 0
     for name, expected in objdump(path):
-        mine = emulator_listing(m.function(name))
+        mine = [(i.pc, " ".join(i.text.split())) for i in instructions(m.function(name))]
         expected = [e for e in expected if e[0] < mine[-1][0] + 4 or e[0] <= mine[-1][0]]
         for a, b in zip(mine, expected, strict=False):
             assert a == b

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-from emulator import Buffer, HipError, Module, check, library, set_option
+
+from emu.driver import Buffer, HipError, Inst, Module, instructions, library, set_option
 
 S_NOP = 0xBF800000
 MAX_INSTS = 50_000  # of one wave, where the calls need a few thousand
@@ -236,18 +237,10 @@ def kernel_file_offset(image: bytes, name: str) -> int:
     raise KeyError(name)
 
 
-def instructions(function: ctypes.c_void_p) -> Iterator[tuple[int, int, str]]:
-    """(pc, bytes, text) of a kernel, by the emulator's own disassembler."""
-    text, pc, n = ctypes.create_string_buffer(256), ctypes.c_uint(), 0
-    while size := library().emu_kernel_inst(function, n, text, 256, ctypes.byref(pc)):
-        yield pc.value, size, text.value.decode()
-        n += 1
-
-
-def code(function: ctypes.c_void_p) -> list[tuple[int, int, str]]:
+def code(function: ctypes.c_void_p) -> list[Inst]:
     """Without the padding after the last s_endpgm."""
-    every = list(instructions(function))
-    return every[: 1 + max(n for n, (_, _, text) in enumerate(every) if text == "s_endpgm")]
+    every = instructions(function)
+    return every[: 1 + max(n for n, inst in enumerate(every) if inst.text == "s_endpgm")]
 
 
 def covered(text: str, following: str, counter: str) -> bool:
@@ -256,11 +249,11 @@ def covered(text: str, following: str, counter: str) -> bool:
     return all(counts) and following.startswith("s_waitcnt") and int(counts[1][1]) <= int(counts[0][1])
 
 
-def idle(kind: str, text: str, following: str, stat: ctypes.Array[ctypes.c_uint64]) -> bool:
+def idle(kind: str, inst: Inst, following: str) -> bool:
     """Whether a changed wait is the same kernel: there is never anything to wait for, or the next wait does it all."""
-    for n, counter in enumerate(("vmcnt", "lgkmcnt")):
+    for counter, waited in (("vmcnt", inst.vm), ("lgkmcnt", inst.lgkm)):
         if kind.startswith(counter):
-            return not stat[1 + n] or covered(text, following, counter)
+            return not waited or covered(inst.text, following, counter)
     return False
 
 
@@ -274,22 +267,19 @@ class Mutants:
 
 def all_mutants(subject: Subject, module: Module) -> Mutants:
     """`module` is the subject's, and has run the subject's calls."""
-    image, function, stat = subject.path.read_bytes(), module.function(subject.kernel), (ctypes.c_uint64 * 3)()
-    base, listing = kernel_file_offset(image, subject.kernel), code(function)
+    image, listing = subject.path.read_bytes(), code(module.function(subject.kernel))
+    base, texts = kernel_file_offset(image, subject.kernel), [inst.text for inst in listing]
     found = Mutants([], 0, len(listing), [])
-    for n, (pc, size, text) in enumerate(listing):
-        library().emu_kernel_stat(function, n, stat)
-        if not stat[0]:
+    for n, inst in enumerate(listing):
+        pc, text = inst.pc, inst.text
+        if not inst.hits:
             found.missed.append(f"0x{pc:x} {text}")
             continue
-        following = listing[n + 1][2] if n + 1 < len(listing) else ""
-        words = list(struct.unpack_from(f"<{size // 4}I", image, base + pc))
-        before, after = (
-            "; ".join(t for _, _, t in part) for part in (listing[max(0, n - 5) : n], listing[n + 1 : n + 6])
-        )
-        around = f"{before}; >{text}<; {after}"
+        following = texts[n + 1] if n + 1 < len(listing) else ""
+        words = list(struct.unpack_from(f"<{inst.bytes // 4}I", image, base + pc))
+        around = f"{'; '.join(texts[max(0, n - 5) : n])}; >{text}<; {'; '.join(texts[n + 1 : n + 6])}"
         for kind, new in mutations(words, text):
-            if idle(kind, text, following, stat):
+            if idle(kind, inst, following):
                 found.equal += 1
             else:
                 found.all.append(Mutant(kind, pc, text, around, base + pc, tuple(new)))
@@ -314,17 +304,6 @@ def changed(image: bytes, mutant: Mutant) -> bytes:
     return bytes(out)
 
 
-class Changed(Module):
-    """A code object that is in no file."""
-
-    def __init__(self, image: bytes):
-        self.image, self.handle = image, ctypes.c_void_p()
-        check(library().hipModuleLoadData(ctypes.byref(self.handle), self.image))
-
-    def unload(self) -> None:
-        check(library().hipModuleUnload(self.handle))
-
-
 @dataclasses.dataclass
 class Result:
     """Of one subject: mutants with what showed each (a diagnosis, "wrong bits", or "" where nothing did)."""
@@ -342,10 +321,10 @@ def hunt(subject: Subject, each: int, seed: str, most: int | None = None) -> Res
     chosen = sample(every.all, each, seed)
     if most is not None and most < len(chosen):
         chosen = random.Random(seed).sample(chosen, most)
-    return Result([(m, outcome(subject, Changed(changed(image, m)), wanted)) for m in chosen], every)
+    return Result([(m, outcome(subject, Module(changed(image, m)), wanted)) for m in chosen], every)
 
 
-def outcome(subject: Subject, module: Changed, wanted: list[list[np.ndarray]]) -> str:
+def outcome(subject: Subject, module: Module, wanted: list[list[np.ndarray]]) -> str:
     try:
         for call, want in zip(subject.calls, wanted, strict=True):
             if not all(np.array_equal(a, b) for a, b in zip(call(module), want, strict=True)):

@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
-from emulator import run_asm, set_option, stops
+from builders import run_asm, stops
+
+from emu.driver import set_option
 
 HEAD = "s_load_dwordx4 s[4:7], s[0:1], 0x0\n s_waitcnt lgkmcnt(0)\n v_lshlrev_b32_e32 v1, {shift}, v0\n"
 OPS = {

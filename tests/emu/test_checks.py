@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
-from emulator import Buffer, HipError, counter, library, run_asm, set_option, stops
+from builders import run_asm, stops
+
+from emu.driver import Buffer, HipError, counter, library, set_option
 
 PTR = "s_load_dwordx4 s[4:7], s[0:1], 0x0\n s_waitcnt lgkmcnt(0)\n v_lshlrev_b32_e32 v1, 2, v0\n"
 PTR1 = "s_load_dwordx2 s[4:5], s[0:1], 0x0\n s_waitcnt lgkmcnt(0)\n v_lshlrev_b32_e32 v1, 2, v0\n"
@@ -20,12 +22,7 @@ def check(bad, good, text, **kw):
         assert "pc 0x" in message
         assert "wave" in message
         library().emu_clear_error()
-        run_asm(
-            good,
-            kw.get("out_bytes", 4096),
-            kw.get("data", ()),
-            **{k: v for k, v in kw.items() if k not in ("out_bytes", "data")},
-        )
+        run_asm(good, **{"out_bytes": 4096, **kw})
 
 
 # ---- registers in flight ----
@@ -370,73 +367,61 @@ def nops(n):
 
 
 STATES = {
-    "MFMA result read by VALU": (MFMA, 12, "v_accvgpr_read_b32 v4, a0\n", {}),
-    "MFMA 32x32 result read by VALU": (MFMA32, 20, "v_accvgpr_read_b32 v4, a15\n", {}),
-    "MFMA result overwritten": (MFMA, 12, "v_accvgpr_write_b32 a3, 0\n", {}),
+    "MFMA result read by VALU": (MFMA, 12, "v_accvgpr_read_b32 v4, a0\n"),
+    "MFMA 32x32 result read by VALU": (MFMA32, 20, "v_accvgpr_read_b32 v4, a15\n"),
+    "MFMA result overwritten": (MFMA, 12, "v_accvgpr_write_b32 a3, 0\n"),
     "MFMA result as SrcA": (
         MFMA.replace("a[0:3]", "v[32:35]"),
         12,
         MFMA.replace("a[0:3]", "v[40:43]").replace("v[8:15]", "v[30:37]"),
-        {},
     ),
     "MFMA result as scale": (
         MFMA.replace("a[0:3]", "v[32:35]"),
         12,
         MFMA.replace("a[0:3]", "v[40:43]").replace("v2,", "v33,"),
-        {},
     ),
-    "MFMA result as overlapping SrcC": (MFMA, 10, MFMA.replace("a[0:3]", "a[2:5]"), {}),
-    "MFMA result stored": (MFMA, 12, "ds_write_b128 v1, a[0:3]\n", {}),
-    "SrcC overwritten": (MFMA.replace("a[0:3], v[8", "a[8:11], v[8"), 7, "v_accvgpr_write_b32 a3, 0\n", {}),
+    "MFMA result as overlapping SrcC": (MFMA, 10, MFMA.replace("a[0:3]", "a[2:5]")),
+    "MFMA result stored": (MFMA, 12, "ds_write_b128 v1, a[0:3]\n"),
+    "SrcC overwritten": (MFMA.replace("a[0:3], v[8", "a[8:11], v[8"), 7, "v_accvgpr_write_b32 a3, 0\n"),
     "SrcC overwritten by a load": (
         MFMA.replace("a[0:3], v[8", "a[8:11], v[8"),
         7,
         "ds_read_b32 a3, v6\n s_waitcnt lgkmcnt(0)\n",
-        {},
     ),
-    "VALU result read by MFMA": ("v_mov_b32_e32 v8, 0\n", 2, MFMA, {}),
-    "VALU result as scale": ("v_mov_b32_e32 v3, 0\n", 2, MFMA, {}),
-    "VALU result as SrcC": ("v_accvgpr_write_b32 a1, 0\n", 2, MFMA, {}),
-    "VALU SGPR read by memory": (
-        "v_readfirstlane_b32 s12, v0\n",
-        5,
-        "buffer_load_dword v4, v1, s[8:11], s12 offen\n",
-        {},
-    ),
-    "VALU SGPR read by VALU": ("v_cmp_eq_u32_e64 s[12:13], 0, v0\n", 2, "v_cndmask_b32_e64 v4, 0, 1, s[12:13]\n", {}),
-    "VCC read by cndmask": ("v_cmp_eq_u32_e32 vcc, 0, v0\n", 2, "v_cndmask_b32_e32 v4, 0, v0, vcc\n", {}),
-    "VCC read by div_fmas": ("v_cmp_eq_u32_e32 vcc, 0, v0\n", 4, "v_div_fmas_f32 v4, v0, v0, v0\n", {}),
-    "VALU SGPR as lane select": ("v_readfirstlane_b32 s12, v0\n", 4, "v_readlane_b32 s13, v0, s12\n", {}),
-    "VALU result read by readfirstlane": ("v_mov_b32_e32 v4, 0\n", 1, "v_readfirstlane_b32 s12, v4\n", {}),
+    "VALU result read by MFMA": ("v_mov_b32_e32 v8, 0\n", 2, MFMA),
+    "VALU result as scale": ("v_mov_b32_e32 v3, 0\n", 2, MFMA),
+    "VALU result as SrcC": ("v_accvgpr_write_b32 a1, 0\n", 2, MFMA),
+    "VALU SGPR read by memory": ("v_readfirstlane_b32 s12, v0\n", 5, "buffer_load_dword v4, v1, s[8:11], s12 offen\n"),
+    "VALU SGPR read by VALU": ("v_cmp_eq_u32_e64 s[12:13], 0, v0\n", 2, "v_cndmask_b32_e64 v4, 0, 1, s[12:13]\n"),
+    "VCC read by cndmask": ("v_cmp_eq_u32_e32 vcc, 0, v0\n", 2, "v_cndmask_b32_e32 v4, 0, v0, vcc\n"),
+    "VCC read by div_fmas": ("v_cmp_eq_u32_e32 vcc, 0, v0\n", 4, "v_div_fmas_f32 v4, v0, v0, v0\n"),
+    "VALU SGPR as lane select": ("v_readfirstlane_b32 s12, v0\n", 4, "v_readlane_b32 s13, v0, s12\n"),
+    "VALU result read by readfirstlane": ("v_mov_b32_e32 v4, 0\n", 1, "v_readfirstlane_b32 s12, v4\n"),
     "VALU result read by DPP": (
         "v_mov_b32_e32 v4, 0\n",
         2,
         "v_mov_b32_dpp v5, v4 row_mirror row_mask:0xf bank_mask:0xf\n",
-        {},
     ),
-    "VALU result swapped": ("v_mov_b32_e32 v4, 0\n", 2, "v_permlane32_swap_b32_e32 v4, v5\n", {}),
-    "transcendental result": ("v_exp_f32_e32 v4, 0\n", 1, "v_add_f32_e32 v5, v4, v4\n", {}),
-    "half-written register": ("v_cvt_pk_fp8_f32 v4, 0, 0\n", 1, "v_add_u32_e32 v5, v4, v4\n", {}),
+    "VALU result swapped": ("v_mov_b32_e32 v4, 0\n", 2, "v_permlane32_swap_b32_e32 v4, v5\n"),
+    "transcendental result": ("v_exp_f32_e32 v4, 0\n", 1, "v_add_f32_e32 v5, v4, v4\n"),
+    "half-written register": ("v_cvt_pk_fp8_f32 v4, 0, 0\n", 1, "v_add_u32_e32 v5, v4, v4\n"),
     "SDWA result": (
         "v_and_b32_sdwa v4, v0, v0 dst_sel:WORD_1 dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:DWORD\n",
         1,
         "v_add_u32_e32 v5, v4, v4\n",
-        {},
     ),
     "M0 read by an LDS copy": (
         "s_mov_b32 m0, 0\n",
         1,
         "buffer_load_dword v1, s[8:11], 0 offen lds\n s_waitcnt vmcnt(0)\n",
-        {},
     ),
-    "wide store's data overwritten": ("global_store_dwordx4 v6, v[8:11], s[4:5]\n", 2, "v_mov_b32_e32 v9, 0\n", {}),
+    "wide store's data overwritten": ("global_store_dwordx4 v6, v[8:11], s[4:5]\n", 2, "v_mov_b32_e32 v9, 0\n"),
     "wide buffer store with an SGPR offset": (
         "buffer_store_dwordx4 v[8:11], v1, s[8:11], s14 offen\n",
         1,
         "v_mov_b32_e32 v9, 0\n",
-        {},
     ),
-    "v_cmpx then readfirstlane": ("v_cmpx_eq_u32_e32 v0, v0\n", 4, "v_readfirstlane_b32 s12, v0\n", {}),
+    "v_cmpx then readfirstlane": ("v_cmpx_eq_u32_e32 v0, v0\n", 4, "v_readfirstlane_b32 s12, v0\n"),
 }
 SETUP = (
     PTR
@@ -449,15 +434,15 @@ SETUP = (
 
 @pytest.mark.parametrize("name", STATES)
 def test_wait_states(name):
-    first, need, second, kw = STATES[name]
+    first, need, second = STATES[name]
     for have in (need - 1, need):
         body = SETUP + first + nops(have) + second
         if have < need:
-            message = stops(body, 65536, DATA, lds=4096, **kw)
+            message = stops(body, 65536, DATA, lds=4096)
             assert f"needs {need} wait states, has {have}" in message, message
             library().emu_clear_error()
         else:
-            run_asm(body, 65536, DATA, lds=4096, **kw)
+            run_asm(body, 65536, DATA, lds=4096)
 
 
 def test_exact_srcc_needs_nothing():

@@ -6,7 +6,9 @@ import random
 import re
 import subprocess
 
-from emulator import TOOL_ENV, library
+from builders import TOOL_ENV
+
+from emu.driver import library
 
 (SOP1, SOP2, SOPK, SOPC, SOPP, SMEM, VOP1, VOP2, VOPC, VOP3, VOP3P, MFMA, DS, MUBUF, FLAT, GLOBAL, SCRATCH) = range(17)
 PER_FORM = 10

@@ -1,13 +1,16 @@
 """The compiler as a second opinion on wait states: what clang emits runs, and with one state less it stops."""
 
+import itertools
 import pathlib
 import re
 import struct
 
 import numpy as np
 import pytest
-from emulator import Buffer, HipError, Module, compile_c, launch, library
-from mutants import Changed, instructions, kernel_file_offset
+from builders import compile_c
+from mutants import kernel_file_offset
+
+from emu.driver import Buffer, HipError, Module, instructions, launch, library
 
 SOURCE = (pathlib.Path(__file__).parent / "kernels" / "hazards.c").read_text()
 NAMES = re.findall(r"void (\w+)\(", SOURCE)
@@ -35,14 +38,15 @@ def test_one_state_less(name):
     image, module = path.read_bytes(), Module(path)
     run(module, name)
     base, tried = kernel_file_offset(image, name), 0
-    listing = list(instructions(module.function(name)))
-    end = next(n for n, (_, _, text) in enumerate(listing) if text == "s_endpgm")
-    for n, (pc, _, text) in enumerate(listing[:end]):
-        if not text.startswith("s_nop"):
+    listing = instructions(module.function(name))
+    end = next(n for n, inst in enumerate(listing) if inst.text == "s_endpgm")
+    for inst, following in itertools.pairwise(listing[: end + 1]):
+        if not inst.text.startswith("s_nop"):
             continue
         tried += 1
+        less = one_less(image, base + inst.pc, int(inst.text.split()[1]), following.bytes)
         with pytest.raises(HipError, match="wait states"):
-            run(Changed(one_less(image, base + pc, int(text.split()[1]), listing[n + 1][1])), name)
+            run(Module(less), name)
         library().emu_clear_error()
     print(name, tried, "waits")
     assert tried

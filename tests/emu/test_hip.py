@@ -4,20 +4,9 @@ import ctypes
 
 import numpy as np
 import pytest
-from emulator import (
-    BUILD,
-    Buffer,
-    HipError,
-    Module,
-    assemble,
-    check,
-    compile_c,
-    counter,
-    launch,
-    library,
-    run,
-    set_option,
-)
+from builders import assemble, compile_c, run
+
+from emu.driver import LIBRARY, Buffer, HipError, Module, check, counter, launch, library, set_option
 
 P = ctypes.c_void_p
 SOURCE = """#include "device.h"
@@ -51,12 +40,12 @@ def test_device():
         assert n.value == value
     assert lib.hipSetDevice(1) == 101
     assert lib.hipGetErrorName(101) == b"hipErrorInvalidDevice"
-    assert (BUILD / "libamdhip64.so.7").exists()
+    assert LIBRARY.with_name("libamdhip64.so.7").exists()
 
 
 def test_exports():
     """Every call that a launcher, or one that captures graphs, resolves is exported."""
-    names = run(["llvm-nm-22", "-D", "--defined-only", BUILD / "libmxfp8_emu.so"])
+    names = run(["llvm-nm-22", "-D", "--defined-only", LIBRARY])
     for name in [
         "hipInit",
         "hipGetDevice",
@@ -203,9 +192,7 @@ def test_streams_events_and_defer(module, defer):
     check(lib.hipEventCreate(ctypes.byref(event)))
     host = np.zeros(64, np.int32)
     for name, value in (("fill", 4), ("add", 3)):
-        v, p = ctypes.c_int(value), P(out.ptr)
-        params = (P * 2)(ctypes.addressof(p), ctypes.addressof(v))
-        check(lib.hipModuleLaunchKernel(module.function(name), 1, 1, 1, 64, 1, 1, 0, stream, params, None))
+        launch(module.function(name), [1], [64], [out, value], sync=False, stream=stream)
     check(lib.hipMemcpyAsync(P(host.ctypes.data), P(out.ptr), ctypes.c_size_t(256), 2, stream))
     check(lib.hipEventRecord(event, stream))
     assert (host == (0 if defer else 7)).all()
@@ -220,9 +207,7 @@ def test_graph_capture(module):
     check(lib.hipStreamBeginCapture(stream, 0))
     check(lib.hipStreamIsCapturing(stream, ctypes.byref(status)))
     assert status.value == 1
-    v, p = ctypes.c_int(5), P(out.ptr)
-    params = (P * 2)(ctypes.addressof(p), ctypes.addressof(v))
-    check(lib.hipModuleLaunchKernel(module.function("add"), 1, 1, 1, 64, 1, 1, 0, stream, params, None))
+    launch(module.function("add"), [1], [64], [out, 5], sync=False, stream=stream)
     q = P()
     assert lib.hipMalloc(ctypes.byref(q), ctypes.c_size_t(16)) == 900
     assert lib.hipMemcpy(P(out.ptr), P(out.ptr), ctypes.c_size_t(4), 3) == 906

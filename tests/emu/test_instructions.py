@@ -7,7 +7,7 @@ import math
 import struct
 
 import numpy as np
-from emulator import Buffer, Module, assemble, launch
+from builders import run_asm
 
 M32, M64 = 2**32 - 1, 2**64 - 1
 S30 = 0x9ABCDEF0  # what the vector instructions find in s30
@@ -194,6 +194,20 @@ def scalar_line(name, spec):
     return f"{name} {', '.join(operands)}"
 
 
+def own_part(in_bytes, out_bytes):
+    """s[6:7], s[4:5] = the block's part of the input and of the output."""
+    return [
+        "s_load_dwordx4 s[4:7], s[0:1], 0x0",
+        f"s_mul_i32 s3, s2, {in_bytes}",
+        f"s_mul_i32 s8, s2, {out_bytes}",
+        "s_waitcnt lgkmcnt(0)",
+        "s_add_u32 s6, s6, s3",
+        "s_addc_u32 s7, s7, 0",
+        "s_add_u32 s4, s4, s8",
+        "s_addc_u32 s5, s5, 0",
+    ]
+
+
 def test_scalar():
     rng = np.random.default_rng(0)
     sets = 48
@@ -205,14 +219,7 @@ def test_scalar():
     data[40:, 2] = data[40:, 0]
     data[:, 6] &= 1
     body = [
-        "s_load_dwordx4 s[4:7], s[0:1], 0x0",
-        f"s_mul_i32 s3, s2, {4 * 8}",
-        f"s_mul_i32 s8, s2, {len(SCALAR) * 12}",
-        "s_waitcnt lgkmcnt(0)",
-        "s_add_u32 s6, s6, s3",
-        "s_addc_u32 s7, s7, 0",
-        "s_add_u32 s4, s4, s8",
-        "s_addc_u32 s5, s5, 0",
+        *own_part(4 * 8, len(SCALAR) * 12),
         "v_mov_b32_e32 v1, 0",
         "s_mov_b64 exec, 1",
         "s_load_dwordx8 s[32:39], s[6:7], 0x0",
@@ -233,11 +240,8 @@ def test_scalar():
             "v_add_u32_e32 v1, 12, v1",
             "s_nop 1",
         ]
-    out = Buffer(sets * len(SCALAR) * 12)
-    m = Module(assemble("\n ".join(body), nargs=2))
-    launch(m.function("k"), [sets], [64], [out, Buffer(data)])
-    got = out.read(np.uint32, (sets, len(SCALAR), 3))
-    wrong = []
+    got = run_asm("\n ".join(body), sets * len(SCALAR) * 12, [data], grid=sets)
+    got, wrong = got.view(np.uint32).reshape(sets, len(SCALAR), 3), []
     for n in range(sets):
         word = [int(x) for x in data[n]]
         for k, (name, spec) in enumerate(SCALAR.items()):
@@ -275,9 +279,7 @@ def test_saveexec():
  s_waitcnt lgkmcnt(0)
  global_store_dwordx4 v1, v[4:7], s[4:5]
 """
-        out = Buffer(16)
-        launch(Module(assemble(body)).function("k"), [1], [64], [out])
-        old, new = (int(x) for x in out.read(np.uint64))
+        old, new = (int(x) for x in run_asm(body, 16).view(np.uint64))
         assert (old, new) == (e, f(a, e) & M64), name
 
 
@@ -523,16 +525,9 @@ def test_vector():
     data[2, :, :6] &= 0xFF  # small values: shifts, byte selects
     cin = 0x12345678 << 32 | S30
     body = [
-        "s_load_dwordx4 s[4:7], s[0:1], 0x0",
+        *own_part(64 * 32, len(VECTOR) * 64 * 16),
         "v_lshlrev_b32_e32 v1, 5, v0",
-        f"s_mul_i32 s3, s2, {64 * 32}",
-        f"s_mul_i32 s8, s2, {len(VECTOR) * 64 * 16}",
         "v_lshlrev_b32_e32 v2, 4, v0",
-        "s_waitcnt lgkmcnt(0)",
-        "s_add_u32 s6, s6, s3",
-        "s_addc_u32 s7, s7, 0",
-        "s_add_u32 s4, s4, s8",
-        "s_addc_u32 s5, s5, 0",
         f"s_mov_b32 s30, 0x{cin & M32:x}",
         f"s_mov_b32 s31, 0x{cin >> 32:x}",
         "global_load_dwordx4 v[10:13], v1, s[6:7]",
@@ -563,10 +558,8 @@ def test_vector():
             f"v_add_u32_e32 v2, {64 * 16}, v2",
             "s_nop 1",
         ]
-    out = Buffer(blocks * len(VECTOR) * 64 * 16)
-    m = Module(assemble("\n ".join(body), nargs=2))
-    launch(m.function("k"), [blocks], [64], [out, Buffer(data)])
-    got, wrong = out.read(np.uint32, (blocks, len(VECTOR), 64, 4)), []
+    got = run_asm("\n ".join(body), blocks * len(VECTOR) * 64 * 16, [data], grid=blocks)
+    got, wrong = got.view(np.uint32).reshape(blocks, len(VECTOR), 64, 4), []
     for blk in range(blocks):
         for lane in range(64):
             w = [int(x) for x in data[blk, lane]]
@@ -608,8 +601,6 @@ def test_exec_masks_results():
  s_waitcnt lgkmcnt(0)
  global_store_dwordx2 v1, v[4:5], s[4:5]
 """
-    out = Buffer(512)
-    launch(Module(assemble(body)).function("k"), [1], [64], [out])
-    got = out.read(np.uint32, (64, 2))
+    got = run_asm(body, 512).view(np.uint32).reshape(64, 2)
     assert (got[:4] == [5, 1]).all()
     assert (got[4:] == [9, 0]).all()

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import test_plain_c
-from emulator import Buffer, compile_c, launch, set_option
+from builders import compile_c
 from mutants import Subject, hunt
+
+from emu.driver import Buffer, launch, set_option
 
 
 def plain_call(name, seed):

@@ -9,7 +9,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from emulator import library, run_asm, set_option, stops
+from builders import run_asm, stops
+
+from emu.driver import library, set_option
 
 LANE = np.arange(64)
 FORMATS = {0: (4, 3, 7), 1: (5, 2, 15), 2: (2, 3, 1), 3: (3, 2, 3), 4: (2, 1, 1)}  # exponent, mantissa, bias
@@ -110,6 +112,12 @@ def pack_d(m, rows):
     return out.view(np.uint32)
 
 
+def mfma16(a, b, sa, sb, text="", **how):
+    """The 16x16 product of E4M3 codes [64][32] without C, as [row][column]."""
+    c = np.zeros((64, 4), np.uint32)
+    return unpack_d(mfma(pack(a, 0), pack(b, 0), c, sa, sb, 16, 0, 0, text, **how), 16)
+
+
 @pytest.mark.parametrize(("fa", "fb"), [(0, 0), (0, 1), (1, 0), (4, 4), (2, 2), (3, 3)])
 @pytest.mark.parametrize("rows", [16, 32])
 def test_mfma(rows, fa, fb):
@@ -140,14 +148,12 @@ def test_mfma_operand_bytes(lane, byte, row, k):
     codes[lane, byte] = 0x40  # 2.0
     b = np.full((64, 32), 0x38)
     one = np.full(64, 0x7F7F7F7F, np.uint32)
-    got = unpack_d(mfma(pack(codes, 0), pack(b, 0), np.zeros((64, 4), np.uint32), one, one, 16, 0, 0), 16)
+    got = mfma16(codes, b, one, one)
     assert (got[row] == 2).all()
     assert got.sum() == 32
     scale = one.copy()
     scale[row + 16 * (k // 32)] = 0x7F7F7F80  # only this lane's byte 0 may scale it
-    got = unpack_d(
-        mfma(pack(codes, 0), pack(b, 0), np.zeros((64, 4), np.uint32), scale, one, 16, 0, 0, "op_sel_hi:[0,0,0]"), 16
-    )
+    got = mfma16(codes, b, scale, one, "op_sel_hi:[0,0,0]")
     assert (got[row] == 4).all()
     assert got.sum() == 64
 
@@ -176,27 +182,25 @@ def test_caller_that_flushes_denormals():
 
 
 def test_mfma_specials():
-    ones, zero = np.full((64, 32), 0x38), np.zeros((64, 4), np.uint32)
+    ones = np.full((64, 32), 0x38)
     scale = np.full(64, 0x7F7F7F7F, np.uint32)
     nan = ones.copy()
     nan[3, 0] = 0x7F
-    got = unpack_d(mfma(pack(nan, 0), pack(ones, 0), zero, scale, scale, 16, 0, 0), 16)
+    got = mfma16(nan, ones, scale, scale)
     assert np.isnan(got[3]).all()
     assert (np.delete(got, 3, 0) == 128).all()
     bad = scale.copy()
     bad[2 + 16] = 0xFF  # E8M0 NaN for row 2, block 1
-    got = unpack_d(mfma(pack(ones, 0), pack(ones, 0), zero, bad, scale, 16, 0, 0, "op_sel_hi:[0,0,0]"), 16)
+    got = mfma16(ones, ones, bad, scale, "op_sel_hi:[0,0,0]")
     assert np.isnan(got[2]).all()
     assert np.isfinite(np.delete(got, 2, 0)).all()
     tiny = np.zeros(64, np.uint32)  # 0x00 is 2^-127, not zero
     big = np.full(64, 254, np.uint32)  # 2^127
-    got = unpack_d(mfma(pack(ones, 0), pack(ones, 0), zero, tiny, big, 16, 0, 0, "op_sel_hi:[0,0,0]"), 16)
+    got = mfma16(ones, ones, tiny, big, "op_sel_hi:[0,0,0]")
     assert (got == 128).all()
-    got = unpack_d(mfma(pack(ones, 0), pack(ones, 0), zero, big, big, 16, 0, 0, "op_sel_hi:[0,0,0]"), 16)
+    got = mfma16(ones, ones, big, big, "op_sel_hi:[0,0,0]")
     assert np.isinf(got).all()
-    got = unpack_d(
-        mfma(pack(ones, 0), pack(ones, 0), zero, tiny, np.full(64, 107, np.uint32), 16, 0, 0, "op_sel_hi:[0,0,0]"), 16
-    )
+    got = mfma16(ones, ones, tiny, np.full(64, 107, np.uint32), "op_sel_hi:[0,0,0]")
     assert (got == np.float32(2.0**-140)).all()  # denormals are kept
 
 
@@ -206,7 +210,7 @@ def test_mfma_inline_c_and_single_rounding():
     a[0, 0:3] = [0x7E, 0xFE, 0x01]  # 448, -448, 2^-9 in row 0
     b = np.full((64, 32), 0x7E)
     one = np.full(64, 0x7F7F7F7F, np.uint32)
-    got = unpack_d(mfma(pack(a, 0), pack(b, 0), np.zeros((64, 4), np.uint32), one, one, 16, 0, 0, c_text="1.0"), 16)
+    got = mfma16(a, b, one, one, c_text="1.0")
     assert (got[0] == 1 + 448 * 2.0**-9).all()
     assert (got[1:] == 1).all()
 
@@ -218,11 +222,7 @@ def test_sum_models_agree_within_f32():
     out = []
     for model in ("wide", "rj"):
         set_option("SUM", model)
-        out.append(
-            unpack_d(
-                mfma(pack(ca, 0), pack(cb, 0), np.zeros((64, 4), np.uint32), s, s, 16, 0, 0, "op_sel_hi:[0,0,0]"), 16
-            )
-        )
+        out.append(mfma16(ca, cb, s, s, "op_sel_hi:[0,0,0]"))
     assert np.allclose(*out, rtol=1e-4)
     assert (out[0] != out[1]).any()
 

@@ -6,8 +6,10 @@ import pathlib
 import numpy as np
 import pytest
 import torch
-from emulator import Buffer, Module, compile_c, launch, set_option
+from builders import compile_c
 from listing import compare
+
+from emu.driver import Buffer, Module, launch, set_option
 
 SOURCE = (pathlib.Path(__file__).parent / "kernels" / "plain.c").read_text()
 

@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
-from emulator import Buffer, Module, assemble, launch, library, run_asm, set_option, stops
+from builders import assemble, run_asm, stops
+
+from emu.driver import Buffer, Module, launch, library, set_option
 
 HEAD = "s_load_dwordx2 s[4:5], s[0:1], 0x0\n s_waitcnt lgkmcnt(0)\n"
 WORD = "v_lshlrev_b32_e32 v1, 2, v0\n"  # a dword of its own for each thread of a block

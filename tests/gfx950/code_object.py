@@ -7,9 +7,7 @@ import re
 import subprocess
 from dataclasses import dataclass, field
 
-from harness import code_object
-
-from benchmarks.gfx950_counts import persistent
+from abi.gfx950 import code_object, persistent
 
 
 def tool(*command: object) -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parent.parent / "emu"))
 
 import pytest
-from emulator import library, reset
+
+from emu.driver import library, reset
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import re
 from collections.abc import Callable
@@ -13,11 +12,12 @@ import numpy as np
 import test_gemm_gfx950 as gemm
 import test_quantize_gfx950 as quantize
 import torch
-from emulator import Buffer, Module, check, launch, library, set_option
 from inputs import random_operand
 from mutants import Subject
 
-from benchmarks.gfx950_counts import persistent
+from abi.args import Padding
+from abi.gfx950 import code_object, persistent
+from emu.driver import Buffer, Module, launch, library, set_option
 
 LANDINGS = ("late", "early", "seed")
 
@@ -86,40 +86,28 @@ def widths(kernel: str) -> list[int]:
     return [n - 1 - i for i, n in enumerate(pieces)] if takes_any(kernel) else pieces
 
 
-def rows_call(number: int, stem: str, kernel: str, case: tuple) -> Callable[[Module], list[np.ndarray]]:
-    lengths, n, k, tail, shift = case
+def noise(*shape: int, scale: float) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(3)) * scale
+
+
+def gemm_call(number: int, stem: str, kernel: str, case: tuple) -> Callable[[Module], list[np.ndarray]]:
+    """Call `number` of a GEMM kernel, with the changed code object in place of `stem`."""
+    lengths, n, k, tail, shift, *layout = case
     dtype = torch.bfloat16 if "bf16" in kernel else torch.float32
-    a, b, offs = gemm.rows_case(lengths, n, k, tail, seed=number)
-    bias = None
-    if takes_any(kernel) and number % 4 < 3:
-        bias = torch.randn(len(lengths), n, generator=torch.Generator().manual_seed(3)) * 100
+    move = shift * dtype.itemsize // 2 if takes_any(kernel) else 0
+    if "rows" in kernel:
+        a, b, offs = gemm.rows_case(lengths, n, k, tail, seed=number)
+        bias = noise(len(lengths), n, scale=100) if takes_any(kernel) and number % 4 < 3 else None
+        product = functools.partial(harness.gemm_rows, a, b, offs, dtype, bias, kernel, move)
+    else:
+        (plain,) = layout
+        a, b, offs = (gemm.plain_case if plain else gemm.own_case)(lengths, n, k, tail, seed=number)
+        add = noise(len(lengths), n, k, scale=1000) if "add" in kernel else None
+        product = functools.partial(harness.gemm_depth, a, b, offs, dtype, add, plain, kernel, move)
 
     def run(module: Module) -> list[np.ndarray]:
         schedule(number)
-        move = shift * dtype.itemsize // 2 if takes_any(kernel) else 0
-        return in_place_of(
-            stem, module, lambda: harness.gemm_rows(a, b, offs, dtype, bias, kernel, move, blocks=PERSISTENT_BLOCKS)
-        )
-
-    return run
-
-
-def depth_call(number: int, stem: str, kernel: str, case: tuple) -> Callable[[Module], list[np.ndarray]]:
-    lengths, n, k, tail, shift, plain = case
-    dtype = torch.bfloat16 if "bf16" in kernel else torch.float32
-    a, b, offs = (gemm.plain_case if plain else gemm.own_case)(lengths, n, k, tail, seed=number)
-    add = None
-    if "add" in kernel:
-        add = torch.randn(len(lengths), n, k, generator=torch.Generator().manual_seed(3)) * 1000
-
-    def run(module: Module) -> list[np.ndarray]:
-        schedule(number)
-        move = shift * dtype.itemsize // 2 if takes_any(kernel) else 0
-        return in_place_of(
-            stem,
-            module,
-            lambda: harness.gemm_depth(a, b, offs, dtype, add, plain, kernel, move, blocks=PERSISTENT_BLOCKS),
-        )
+        return in_place_of(stem, module, functools.partial(product, blocks=PERSISTENT_BLOCKS))
 
     return run
 
@@ -174,44 +162,22 @@ def padding_call(number: int, rows: int, depth: int, offs: list[int]) -> Callabl
         schedule(number)
         set_option("OOB", "stop")
         buffers = [Buffer(data), Buffer(scale), Buffer(np.array(offs, np.int32))]
-        args = quantize.PaddingArgs(*(b.ptr for b in buffers), rows, depth, len(offs))
+        args = Padding(*(b.ptr for b in buffers), rows, depth, len(offs))
         launch(module.function("mx_zero_padding_gfx950"), [-(-rows // 8), 2], [256], [args])
         return [b.read(np.uint8) for b in buffers]
 
     return run
 
 
-FAR = [(40, 1 << 27), (1 << 26, 136)]  # rows, columns: 32 bits do not count the bytes between lines
-
-
 def far_call(number: int, kernel: str, rows: int, cols: int) -> Callable[[Module], list[np.ndarray]]:
     """One corner tile of a matrix of which nothing else exists."""
     _, _, want, kind, _ = kernel.split("_")
-    index, dtype = quantize.TYPES[kind]
-    corner = quantize.values(np.random.default_rng(number), (min(rows, 128), min(cols, 128)), dtype, "normal")
-    row_k, col_k = -(-cols // 32) * 32, -(-rows // 32) * 32
-    strides = [cols * dtype.itemsize, row_k, row_k // 32, col_k, col_k // 32]
-    lines = [len(corner)] * 3 + [128] * 2
-    used = [corner.shape[1] * dtype.itemsize, 128, 4, min(col_k, 128), min(col_k, 128) // 32]
-    absent = {"rows": (3, 4), "cols": (1, 2), "both": ()}[want]
+    shape, dtype = (min(rows, 128), min(cols, 128)), quantize.TYPES[kind][1]
+    corner = quantize.values(np.random.default_rng(number), shape, dtype, "normal")
 
     def run(module: Module) -> list[np.ndarray]:
         schedule(number)
-        buffers = [quantize.Sparse(s * n + 4096) for s, n in zip(strides, lines, strict=True)]
-        views = [
-            np.lib.stride_tricks.as_strided(b.bytes, (n, u), (s, 1))
-            for b, s, n, u in zip(buffers, strides, lines, used, strict=True)
-        ]
-        views[0][:] = quantize.bytes_of(corner).reshape(len(corner), -1)
-        x, *outputs = (None if n in absent else b.ptr for n, b in enumerate(buffers))
-        args = quantize.QuantizeArgs(x, None, *outputs, 1, rows, cols, 0, row_k, col_k, index, quantize.WANTS[want])
-        try:
-            launch(module.function(kernel), [1, 1], [256], [args])
-            return [v.copy() for v in views[1:]]
-        finally:
-            library().emu_clear_error()
-            for b in buffers:
-                b.free()
+        return quantize.run_corner(module.function(kernel), corner, rows, cols, want)
 
     return run
 
@@ -257,13 +223,13 @@ def far_padding_call(number: int) -> Callable[[Module], list[np.ndarray]]:
 
     def run(module: Module) -> list[np.ndarray]:
         schedule(number)
-        data, scale, offs = quantize.Sparse(rows * depth), quantize.Sparse(rows * depth // 32), Buffer(4)
+        data, scale = quantize.Sparse(rows * depth), quantize.Sparse(rows * depth // 32)
+        offs = Buffer(np.array([used], np.int32))
         ends = [data.bytes.reshape(rows, depth)[:, -96:], scale.bytes.reshape(rows, -1)[:, -3:]]
         for end in ends:
             end[:] = 1
         try:
-            check(library().hipMemsetD32Async(ctypes.c_void_p(offs.ptr), used, ctypes.c_size_t(1), None))
-            args = quantize.PaddingArgs(data.ptr, scale.ptr, offs.ptr, rows, depth, 1)
+            args = Padding(data.ptr, scale.ptr, offs.ptr, rows, depth, 1)
             launch(module.function("mx_zero_padding_gfx950"), [5, 1], [256], [args])
             return [end.copy() for end in ends]
         finally:
@@ -279,7 +245,7 @@ def kernels() -> list[str]:
     """Every kernel of the code objects."""
     found = []
     for stem in harness.SOURCES:
-        names = re.findall(rb"(mx_\w+)\.kd\0", harness.code_object(stem).read_bytes())
+        names = re.findall(rb"(mx_\w+)\.kd\0", code_object(stem).read_bytes())
         found += sorted({n.decode() for n in names})
     return found
 
@@ -287,7 +253,7 @@ def kernels() -> list[str]:
 def path_of(kernel: str) -> Path:
     """Its code object."""
     stem = next((s for s in ("gemm", "prepare") if s in kernel), "quantize")
-    return harness.code_object(stem)
+    return code_object(stem)
 
 
 def subject(kernel: str) -> Subject:
@@ -304,12 +270,11 @@ def subject(kernel: str) -> Subject:
         return Subject(path_of(kernel), kernel, calls)
     if "quantize" in kernel:
         calls = [quantize_call(n, kernel, case) for n, case in enumerate(QUANTIZE)]
-        calls += [far_call(len(calls) + n, kernel, *shape) for n, shape in enumerate(FAR)]
+        calls += [far_call(len(calls) + n, kernel, *shape) for n, shape in enumerate(quantize.FAR)]
         return Subject(path_of(kernel), kernel, calls)
     op = "rows" if "rows" in kernel else "depth"
-    call = rows_call if op == "rows" else depth_call
     if "prepare" in kernel:
-        return Subject(path_of(kernel), kernel, prepare_calls(op, call))
+        return Subject(path_of(kernel), kernel, prepare_calls(op))
     cases, at = list(ROWS if op == "rows" else DEPTH), 1 if op == "rows" else 2
     cases = [(*c[:at], cols_of(kernel, c[at], n), *c[at + 1 :]) for n, c in enumerate(cases)]
     for i, n in enumerate(widths(kernel)):
@@ -317,11 +282,11 @@ def subject(kernel: str) -> Subject:
         cases.append(([2], n, depth, 0, 0) if op == "rows" else ([depth - 3], 2, n, 0, 0, False))
     if persistent(kernel):
         cases += PERSISTENT_ROWS if op == "rows" else PERSISTENT_DEPTH
-    calls = [call(n, "gemm", kernel, case) for n, case in enumerate(cases)]
+    calls = [gemm_call(n, "gemm", kernel, case) for n, case in enumerate(cases)]
     return Subject(path_of(kernel), kernel, calls)
 
 
-def prepare_calls(op: str, call: Callable) -> list[Callable[[Module], list[np.ndarray]]]:
+def prepare_calls(op: str) -> list[Callable[[Module], list[np.ndarray]]]:
     """Mostly for kernels with tiles of 320 columns."""
     cases = [*(ROWS if op == "rows" else DEPTH), *random_cases(op)]
     cases += [LONG_ROWS, MANY_ROWS] if op == "rows" else [SORTED_DEPTH, LONG_DEPTH, MANY_DEPTH]
@@ -329,8 +294,8 @@ def prepare_calls(op: str, call: Callable) -> list[Callable[[Module], list[np.nd
     def gemm_kernel(number: int) -> str:
         return f"mx_gemm_{op}_gfx950_{'128x128' if number % 4 == 3 else '256x320'}_f32_any"
 
-    calls = [call(n, "prepare", gemm_kernel(n), case) for n, case in enumerate(cases)]
+    calls = [gemm_call(n, "prepare", gemm_kernel(n), case) for n, case in enumerate(cases)]
     case = (PERSISTENT_ROWS if op == "rows" else PERSISTENT_DEPTH)[0]
-    calls.insert(0, call(0, "prepare", f"mx_gemm_{op}_gfx950_256x256_bf16_persistent", case))
+    calls.insert(0, gemm_call(0, "prepare", f"mx_gemm_{op}_gfx950_256x256_bf16_persistent", case))
     calls[-2:-2] = [bad_offs_call(n, op, "prepare", gemm_kernel(n)) for n in range(len(BAD_OFFS))]
     return calls

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 from code_object import kernels_of
-from harness import kernel_names
 
-from benchmarks.gfx950_counts import persistent
+from abi.gfx950 import kernel_names, persistent
 
 GEMM = [*kernel_names("rows"), *kernel_names("depth")]
 gemm = pytest.mark.parametrize("name", GEMM)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from code_object import kernels_of
 
+from abi.gfx950 import kernel_names
 from benchmarks import gfx950_counts as counts
 from benchmarks import gfx950_model as model
 
@@ -42,6 +43,6 @@ def test_persistent_counts(op: str) -> None:
 
 @pytest.mark.parametrize("op", ["rows", "depth"])
 def test_the_model_has_these_counts(op: str) -> None:
-    plain = [counts.count(name) for name in counts.kernel_names(op) if name.endswith("_bf16")]
+    plain = [counts.count(name) for name in kernel_names(op) if name.endswith("_bf16")]
     assert len(plain) == {"rows": 5, "depth": 3}[op]
     assert {(c.rows, c.cols): (c.prologue, c.epilogue) for c in plain}.items() <= model.AROUND.items()

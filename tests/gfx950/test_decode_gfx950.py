@@ -1,8 +1,10 @@
 """The emulator reads every instruction of the kernels as llvm-objdump does."""
 
 import pytest
-from harness import SOURCES, code_object
+from harness import SOURCES
 from listing import compare
+
+from abi.gfx950 import code_object
 
 
 @pytest.mark.parametrize("source", [*SOURCES, "probe"])

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 import reference as ref
 import torch
-from emulator import counter, library, set_option
-from harness import chosen, gemm_depth, gemm_rows, kernel_names, plan_of, sizes
+from harness import gemm_depth, gemm_rows, seeded, sizes
 from inputs import Operand, offs_of, quantizer_layout, random_operand
+
+from abi.gfx950 import chosen, kernel_names, plan_of
+from emu.driver import counter, library, set_option
 
 CPU = torch.device("cpu")
 BF16, F32 = torch.bfloat16, torch.float32
@@ -94,8 +96,7 @@ def check_depth(case, n, k, dtype=BF16, add=False, plain=False, shift=0, tile=No
 @every_depth_tile
 @pytest.mark.parametrize("seed", range(3))
 def test_depth_whole_tile(seed, tile):
-    set_option("SEED", seed)
-    set_option("LANDING", ("seed", "early", "late")[seed])
+    seeded(seed)
     library().emu_reset_counters()
     k = int(tile[4:])
     check_depth(own_case([256, 0, 600], 256, k, seed=seed), 256, k, tile=tile)
@@ -208,8 +209,7 @@ def test_depth_nothing_to_contract():
 @every_rows_tile
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_whole_tile(seed, tile):
-    set_option("SEED", seed)
-    set_option("LANDING", ("seed", "early", "late")[seed])
+    seeded(seed)
     library().emu_reset_counters()
     check_rows([256], int(tile[4:]), 640, tile=tile)
     assert counter("lds_conflicts") == 0
@@ -392,8 +392,7 @@ several_tiles_a_block = pytest.mark.parametrize("blocks", [8, 16])
 
 def schedule(seed):
     """Each landing policy, both readings of the range check and both of a fill out of range."""
-    set_option("SEED", seed)
-    set_option("LANDING", ("seed", "early", "late")[seed % 3])
+    seeded(seed)
     set_option("RANGE", ("rj", "isa")[seed % 2])
     set_option("FILL", ("keep", "zero")[seed // 2 % 2])
     set_option("THREADS", 1 + seed % 2)
@@ -500,8 +499,7 @@ def test_prepare_writes_all_that_is_read():
 def test_random_calls(seed):
     """Random routings, extents, outputs, layouts, tile heights and emulator schedules."""
     rng = np.random.default_rng(seed)
-    set_option("SEED", seed)
-    set_option("LANDING", ("seed", "early", "late")[seed % 3])
+    seeded(seed)
     set_option("THREADS", 1 + seed % 2)
     groups = int(rng.integers(1, 7))
     lengths = [int(rng.choice([0, rng.integers(1, 40), rng.integers(1, 400), 128, 256])) for _ in range(groups)]

@@ -15,9 +15,10 @@ from multiprocessing import get_context
 
 import op_suite
 import pytest
-from emulator import reset
 from mutant_subjects import kernels, path_of, subject
 from mutants import Mutant, Result, changed, hunt
+
+from emu.driver import reset
 
 SEED = 1
 GEMM_MUTANTS = 20  # of each kernel

@@ -16,10 +16,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from emulator import Buffer, counter, launch, library, reset, set_option
-from harness import code_object, module
+from harness import module, seeded
 
 import mxfp8_moe  # noqa: F401
+from abi.args import Padding, Quantize
+from abi.gfx950 import code_object, padded_tokens
+from emu.driver import Buffer, counter, launch, library, reset, set_option
 
 TILE, BLOCK, THREADS = 128, 32, 256
 MODES = ["rceil", "floor", "ceil", "even"]
@@ -35,28 +37,9 @@ def clean_emulator():
     library().emu_clear_error()
 
 
-class QuantizeArgs(ctypes.Structure):
-    _fields_ = (
-        [(n, ctypes.c_void_p) for n in ("x", "offs", "row_data", "row_scale", "col_data", "col_scale")]
-        + [(n, ctypes.c_int64) for n in ("batch", "rows", "cols", "groups", "row_k", "col_k")]
-        + [("x_type", ctypes.c_int16), ("wants", ctypes.c_int8), ("grouped", ctypes.c_int8)]
-        + [("rounding", ctypes.c_int32)]
-    )
-
-
-class PaddingArgs(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_void_p) for n in ("data", "scale", "offs")] + [
-        (n, ctypes.c_int64) for n in ("rows", "depth", "groups")
-    ]
-
-
 @functools.cache
 def kernel(name: str):
     return module("quantize").function(name)
-
-
-def padded_tokens(m: int, groups: int) -> int:
-    return (m + (TILE - 1) * groups) // TILE * TILE
 
 
 def ceil_div(n: int, by: int) -> int:
@@ -100,7 +83,7 @@ def run(
     offs_buffer = device(np.array(offs, np.int32)) if offs is not None else None
     names = {"rows": ("row_data", "row_scale"), "cols": ("col_data", "col_scale")}
     names["both"] = names["rows"] + names["cols"]
-    args = QuantizeArgs(
+    args = Quantize(
         x=x_buffer.ptr,
         offs=address(offs_buffer),
         batch=batch,
@@ -214,8 +197,7 @@ def random_case(seed: int):
 
 @pytest.mark.parametrize("seed", range(120))
 def test_random(seed):
-    set_option("SEED", seed)
-    set_option("LANDING", ["seed", "early", "late"][seed % 3])
+    seeded(seed)
     check(*random_case(seed))
 
 
@@ -313,7 +295,7 @@ def test_unaligned_x():
         size = x.element_size()
         whole = Buffer(np.concatenate([np.zeros(size, np.uint8), bytes_of(x)]))
         outputs = [Buffer(~w) for w in wanted]
-        args = QuantizeArgs(whole.ptr + size, None, *(b.ptr for b in outputs), 1, 130, 136, 0, 160, 160, size // 4, 0)
+        args = Quantize(whole.ptr + size, None, *(b.ptr for b in outputs), 1, 130, 136, 0, 160, 160, size // 4, 0)
         launch(kernel(f"mx_quantize_both_{'bf16' if size == 2 else 'f32'}_gfx950"), [2, 2], [THREADS], [args])
         assert all((b.read(np.uint8) == w).all() for b, w in zip(outputs, wanted, strict=True))
 
@@ -331,29 +313,41 @@ class Sparse:
         assert library().hipHostUnregister(ctypes.c_void_p(self.ptr)) == 0
 
 
-def test_offsets_past_4_gib():
-    """The first tile of a matrix so wide, and of one so long, that 32 bits cannot count the bytes between its lines."""
-    for rows, cols in ((40, 1 << 27), (1 << 26, 136)):
-        corner = values(np.random.default_rng(12), (min(rows, 128), min(cols, 128)), torch.bfloat16, "normal")
-        row_k, col_k = ceil_div(cols, BLOCK) * BLOCK, ceil_div(rows, BLOCK) * BLOCK
-        strides = [cols * 2, row_k, row_k // 32, col_k, col_k // 32]
-        lines = [corner.shape[0]] * 3 + [128] * 2
-        buffers = [Sparse(s * n + 4096) for s, n in zip(strides, lines, strict=True)]
-        views = [
-            np.lib.stride_tricks.as_strided(b.bytes, (n, s), (s, 1))
-            for b, s, n in zip(buffers, strides, lines, strict=True)
-        ]
-        views[0][:, : corner.shape[1] * 2] = bytes_of(corner).reshape(corner.shape[0], -1)
-        x, row_data, row_scale, col_data, col_scale = (b.ptr for b in buffers)
-        args = QuantizeArgs(
-            x, None, row_data, row_scale, col_data, col_scale, 1, rows, cols, 0, row_k, col_k, 0, WANTS["both"]
-        )
-        launch(kernel("mx_quantize_both_bf16_gfx950"), [1, 1], [THREADS], [args])
-        for view, want in zip(views[1:], reference(corner[None], None, "rceil", "both"), strict=True):
-            want = want.reshape(len(view), -1)
-            assert (view[:, : want.shape[1]] == want).all()
+def run_corner(function: ctypes.c_void_p, corner: torch.Tensor, rows: int, cols: int, want: str) -> list[np.ndarray]:
+    """Launches one tile, the corner of a matrix of which nothing else exists; what it writes of each output."""
+    row_k, col_k = ceil_div(cols, BLOCK) * BLOCK, ceil_div(rows, BLOCK) * BLOCK
+    strides = [cols * corner.element_size(), row_k, row_k // 32, col_k, col_k // 32]
+    lines = [len(corner)] * 3 + [TILE] * 2
+    used = [corner.shape[1] * corner.element_size(), TILE, 4, min(col_k, TILE), min(col_k, TILE) // 32]
+    buffers = [Sparse(s * n + 4096) for s, n in zip(strides, lines, strict=True)]
+    views = [
+        np.lib.stride_tricks.as_strided(b.bytes, (n, u), (s, 1))
+        for b, s, n, u in zip(buffers, strides, lines, used, strict=True)
+    ]
+    views[0][:] = bytes_of(corner).reshape(len(corner), -1)
+    absent = {"rows": (3, 4), "cols": (1, 2), "both": ()}[want]
+    x, *outputs = (None if n in absent else b.ptr for n, b in enumerate(buffers))
+    x_type = int(corner.dtype == torch.float32)
+    args = Quantize(x, None, *outputs, 1, rows, cols, 0, row_k, col_k, x_type, WANTS[want])
+    try:
+        launch(function, [1, 1], [THREADS], [args])
+        return [v.copy() for v in views[1:]]
+    finally:
+        library().emu_clear_error()
         for b in buffers:
             b.free()
+
+
+FAR = [(40, 1 << 27), (1 << 26, 136)]  # rows, columns: 32 bits do not count the bytes between lines
+
+
+def test_offsets_past_4_gib():
+    """The first tile of a matrix so wide, and of one so long, that 32 bits cannot count the bytes between its lines."""
+    for rows, cols in FAR:
+        corner = values(np.random.default_rng(12), (min(rows, TILE), min(cols, TILE)), torch.bfloat16, "normal")
+        got = run_corner(kernel("mx_quantize_both_bf16_gfx950"), corner, rows, cols, "both")
+        for view, want in zip(got, reference(corner[None], None, "rceil", "both"), strict=True):
+            assert (view == want.reshape(len(view), -1)).all()
 
 
 # ---------------------------------------------------------------------------------------------------- zero_padding
@@ -380,7 +374,7 @@ def test_zero_padding(rows, depth, offs, height):
     data = np.full((rows, depth), 0x7F, np.uint8)
     scale = np.full((rows, depth // 32), 0xFF, np.uint8)
     buffers = [device(data), device(scale), device(np.array(offs, np.int32))]
-    args = PaddingArgs(*(b.ptr for b in buffers), rows, depth, len(offs))
+    args = Padding(*(b.ptr for b in buffers), rows, depth, len(offs))
     if rows:
         launch(kernel("mx_zero_padding_gfx950"), [ceil_div(rows, 8), height], [THREADS], [args])
     data[:, used:], scale[:, used // 32 :] = 0, 0

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from benchmarks.args import Depth, Rows
+from abi.args import Depth, Rows
 
 HERE = Path(__file__).resolve().parent
 KERNELS = Path(__file__).resolve().parents[2] / "kernels" / "sm90"
