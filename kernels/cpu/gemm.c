@@ -175,7 +175,8 @@ static void dequantize_row(float *to, const uint8_t *data, const uint8_t *scale,
         vfloat value[MX_BLOCK / LANES], factor = splat(scale_value(scale[d / MX_BLOCK]));
         e4m3_value(data + d, value);
         search_nan(&largest, data + d);
-        UNROLL for (int64_t i = 0; i < MX_BLOCK / LANES; i++) store(to + d + i * LANES, value[i] * factor);
+        UNROLL for (int64_t i = 0; i < MX_BLOCK / LANES; i++)
+            store(to + d + i * LANES, value[i] * factor);
     }
     if (found_nan(&largest))
         put_nan(to, 1, data, depth);
@@ -221,7 +222,8 @@ static inline void transpose_lanes(vbytes v[16]) {
             t[2 * i] = __builtin_shufflevector(v[i], v[i + 8], INTERLEAVE(0));
             t[2 * i + 1] = __builtin_shufflevector(v[i], v[i + 8], INTERLEAVE(8));
         }
-        UNROLL for (int i = 0; i < 16; i++) v[i] = t[i];
+        UNROLL for (int i = 0; i < 16; i++)
+            v[i] = t[i];
     }
 }
 
@@ -279,7 +281,8 @@ static void pack_panel(float *panel, const struct product *p, int64_t column, in
 [[gnu::always_inline]] static inline void multiply_rows(const int rows, int64_t depth, const float *a,
                                                         const float *panel, float *c, int first) {
     vfloat sum[KERNEL_ROWS][2];
-    UNROLL for (int i = 0; i < rows; i++) sum[i][0] = sum[i][1] = (vfloat){};
+    UNROLL for (int i = 0; i < rows; i++)
+        sum[i][0] = sum[i][1] = (vfloat){};
     _Pragma("clang loop unroll_count(2)") for (int64_t d = 0; d < depth; d++) {
         vfloat b0 = load(panel + d * PANEL), b1 = load(panel + d * PANEL + LANES);
         UNROLL for (int64_t i = 0; i < rows; i++) {
@@ -414,7 +417,8 @@ static inline int dot_columns(int rows) { return rows <= REGISTERS / 4 ? DOT_COL
     vfloat sum[DOT_COLUMNS][DOT_ROWS];
     bytes32 largest = {};
     UNROLL for (int j = 0; j < columns; j++) {
-        UNROLL for (int i = 0; i < rows; i++) sum[j][i] = first ? (vfloat){} : sums[j][i];
+        UNROLL for (int i = 0; i < rows; i++)
+            sum[j][i] = first ? (vfloat){} : sums[j][i];
     }
     for (int64_t d = 0; d < depth; d += MX_BLOCK) {
         vfloat value[DOT_COLUMNS][MX_BLOCK / LANES];
@@ -422,12 +426,14 @@ static inline int dot_columns(int rows) { return rows <= REGISTERS / 4 ? DOT_COL
             vfloat factor = splat(scale_value(b_scale[j][d / MX_BLOCK]));
             e4m3_value(b[j] + d, value[j]);
             search_nan(&largest, b[j] + d);
-            UNROLL for (int l = 0; l < MX_BLOCK / LANES; l++) value[j][l] *= factor;
+            UNROLL for (int l = 0; l < MX_BLOCK / LANES; l++)
+                value[j][l] *= factor;
         }
         UNROLL for (int64_t l = 0; l < MX_BLOCK / LANES; l++) {
             UNROLL for (int64_t i = 0; i < rows; i++) {
                 vfloat x = load(a + i * DOT_STRIDE + d + l * LANES);
-                UNROLL for (int j = 0; j < columns; j++) sum[j][i] += x * value[j][l];
+                UNROLL for (int j = 0; j < columns; j++)
+                    sum[j][i] += x * value[j][l];
             }
         }
     }
@@ -437,7 +443,10 @@ static inline int dot_columns(int rows) { return rows <= REGISTERS / 4 ? DOT_COL
                 if (is_nan_code(b[j][d]))
                     for (int i = 0; i < rows; i++)
                         sum[j][i] += __builtin_nanf("");
-    UNROLL for (int j = 0; j < columns; j++) { UNROLL for (int i = 0; i < rows; i++) sums[j][i] = sum[j][i]; }
+    UNROLL for (int j = 0; j < columns; j++) {
+        UNROLL for (int i = 0; i < rows; i++)
+            sums[j][i] = sum[j][i];
+    }
 }
 
 #define DEFINE_DOT(rows)                                                                                               \

@@ -145,7 +145,9 @@ INLINE void clear_extra(f32x4 c[4], u64x2 zero) {
 }
 
 // Keeps the accumulators in AGPRs across the loop.
-#define FOR_FRAGMENTS(i, j) UNROLL for (int i = 0; i < 4; i++) UNROLL for (int j = 0; j < 4; j++)
+#define FOR_FRAGMENTS(i, j)                                                                                            \
+    UNROLL for (int i = 0; i < 4; i++) UNROLL                                                                          \
+        for (int j = 0; j < 4; j++)
 INLINE void pin_quadrant(f32x4 c[4][4]) { FOR_FRAGMENTS(i, j) asm volatile("" : "+a"(c[i][j])); }
 INLINE void pin(f32x4 (*c)[4][4], struct shape shape) {
     pin_quadrant(c[0]);
@@ -174,8 +176,8 @@ INLINE struct wave start_tile(struct shape shape, const CONSTANT struct mx_gfx95
     const uint32_t row = (lane >> 5) * 8 + (lane >> 3 & 3);
     uint32_t base = row * (uint32_t)stride + chunk * 16 + MX_GFX950_FILL_BIAS;
     base = exists ? base : OUTSIDE;
-    UNROLL for (uint32_t i = 0; i < 4; i++) first_at[i] =
-        base + ((i & 1) * 16 + (i >> 1) * 4) * (uint32_t)stride - i * 1024;
+    UNROLL for (uint32_t i = 0; i < 4; i++)
+        first_at[i] = base + ((i & 1) * 16 + (i >> 1) * 4) * (uint32_t)stride - i * 1024;
 
     load_scales(&w.in, tile, wm, wn);
     w.a_scale_at = lane * MX_GFX950_LANE_SCALES, w.b_scale_at = lane * (uint32_t)shape.b_lane_scales;
@@ -218,8 +220,10 @@ INLINE struct wave start_tile(struct shape shape, const CONSTANT struct mx_gfx95
 
 INLINE void clear_all(struct wave w, struct shape shape) {
     clear(w.c[0][0], shape, w.zero);
-    if (shape.extra)
-        UNROLL for (int i = 0; i < 4; i++) { clear_extra(w.cx[i], w.zero); }
+    if (shape.extra) UNROLL
+        for (int i = 0; i < 4; i++) {
+            clear_extra(w.cx[i], w.zero);
+        }
 }
 
 INLINE void read_first(struct fragments f, struct shape shape, struct wave w) {

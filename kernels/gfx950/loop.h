@@ -150,7 +150,8 @@ INLINE void fill_step(const struct wave *w, struct shape shape, int parity, cons
         asm volatile("" : "+s"((w).position), "+s"((w).fill_lds), "+s"((w).fill_extra_lds));                           \
         uint32_t past_ = __builtin_elementwise_sub_sat((w).position, (w).last);                                        \
         asm volatile("" : "+v"(past_));                                                                                \
-        UNROLL for (int i_ = 0; i_ < 4; i_++)(at)[i_] = (past_ << 23) + (first_at)[i_];                                \
+        UNROLL for (int i_ = 0; i_ < 4; i_++)                                                                          \
+            (at)[i_] = (past_ << 23) + (first_at)[i_];                                                                 \
     } while (0)
 
 // ---- fragments and products ----

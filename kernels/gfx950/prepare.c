@@ -100,11 +100,13 @@ INLINE void start_walk(struct walk *w) {
     const int32_t first = min32((int32_t)thread_id() * share, all);
     w->stop = min32(first + share, all);
     uint32_t largest = 0;
-    ROLLED for (int32_t g = first; g < min32(w->stop, w->groups); g++) largest = max_u32(largest, offset_of(w, g));
+    ROLLED for (int32_t g = first; g < min32(w->stop, w->groups); g++)
+        largest = max_u32(largest, offset_of(w, g));
     const uint32_t end = scan(largest, 1);
     struct walk ahead = *w;
     ahead.group = first, ahead.end = end, ahead.column = ahead.number = 0;
-    ROLLED while (ahead.group < ahead.stop) next_group(&ahead);
+    ROLLED while (ahead.group < ahead.stop)
+        next_group(&ahead);
     w->group = first, w->end = end;
     w->column = scan(ahead.column, 0);
     w->number = scan(ahead.number, 0);
@@ -113,7 +115,8 @@ INLINE void start_walk(struct walk *w) {
 // Fills units[] with the units [first, first + count) of all groups; length 0 for those past the last.
 INLINE void find_units(struct walk w, int32_t first, int32_t count) {
     start_walk(&w);
-    ROLLED for (int32_t i = (int32_t)thread_id(); i < count; i += THREADS) units[i] = (struct unit){0, 0, 0, 0};
+    ROLLED for (int32_t i = (int32_t)thread_id(); i < count; i += THREADS)
+        units[i] = (struct unit){0, 0, 0, 0};
     BLOCK_SYNC();
     ROLLED while (w.group < w.stop) {
         struct unit u = next_group(&w);
@@ -142,8 +145,8 @@ INLINE void find_groups(struct walk w, int32_t first, int32_t count) {
         int32_t at = u.group;
         if (sorted) {
             at = 0;
-            ROLLED for (int32_t g = 0; g < w.groups; g++) at +=
-                lengths[g] > u.length || (lengths[g] == u.length && g < u.group);
+            ROLLED for (int32_t g = 0; g < w.groups; g++)
+                at += lengths[g] > u.length || (lengths[g] == u.length && g < u.group);
         }
         if (at >= first && at < first + count)
             units[at - first] = u;
@@ -280,15 +283,16 @@ INLINE struct mx_gfx950_buffer rows_buffer(const struct mx_gfx950_tile *tile, co
 INLINE void describe_operand(const struct mx_gfx950_plan *plan, struct mx_gfx950_tile *tile, bool is_b,
                              const uint8_t *data, int64_t stride, int32_t rows, int64_t row_block, int64_t first_body) {
     UNROLL for (int32_t wave = 0; wave < 4; wave++) {
-        UNROLL for (int32_t half = 0; half < 2; half++) tile->wave[wave].operand[is_b][half] =
-            rows_buffer(tile, data, stride, rows, half * 128 + wave * 32, 32);
+        UNROLL for (int32_t half = 0; half < 2; half++)
+            tile->wave[wave].operand[is_b][half] = rows_buffer(tile, data, stride, rows, half * 128 + wave * 32, 32);
         if (is_b)
             tile->wave[wave].wide = rows_buffer(tile, data, stride, rows, 256 + wave * 16, 16);
     }
     const int64_t body_bytes = 64 * (is_b ? plan->b_lane_scales : MX_GFX950_LANE_SCALES);
-    UNROLL for (int wave_row = 0; wave_row < 2; wave_row++) tile->scale[is_b][wave_row] = buffer_of(
-        (uintptr_t)scales_of(plan, is_b, row_block) + (uint64_t)((wave_row * plan->bodies + first_body) * body_bytes),
-        (uint32_t)(tile->extent.bodies * body_bytes));
+    UNROLL for (int wave_row = 0; wave_row < 2; wave_row++)
+        tile->scale[is_b][wave_row] = buffer_of((uintptr_t)scales_of(plan, is_b, row_block) +
+                                                    (uint64_t)((wave_row * plan->bodies + first_body) * body_bytes),
+                                                (uint32_t)(tile->extent.bodies * body_bytes));
 }
 
 // Columns of tiles: the wide ones first.

@@ -52,7 +52,8 @@ INLINE uint32_t mask_below(int32_t i, int32_t n) { return (uint32_t)((i - n) >> 
 INLINE void load_chunk(uint32_t *word, const GLOBAL char *x, int32_t type) {
     UNROLL for (int q = 0; q < (type == MX_BF16 ? 1 : 2); q++) {
         u32x4 v = ((const GLOBAL loose_quad *)x)[q];
-        UNROLL for (int k = 0; k < 4; k++) word[4 * q + k] = v[k];
+        UNROLL for (int k = 0; k < 4; k++)
+            word[4 * q + k] = v[k];
     }
 }
 
@@ -67,7 +68,8 @@ INLINE struct elements load_plain(const struct mx_quantize_args *args, struct ti
     struct elements e;
     if ((rows == TILE) & (cols == TILE)) {
         const GLOBAL char *from = x + lane_row * stride + lane_col * size;
-        UNROLL for (int i = 0; i < CHUNK; i++) load_chunk(e.word[i], from + i * stride, type);
+        UNROLL for (int i = 0; i < CHUNK; i++)
+            load_chunk(e.word[i], from + i * stride, type);
         return e;
     }
     if (cols % CHUNK == 0) {
@@ -79,7 +81,8 @@ INLINE struct elements load_plain(const struct mx_quantize_args *args, struct ti
         uint32_t col_mask = mask_below(lane_col, cols);
         UNROLL for (int i = 0; i < CHUNK; i++) {
             uint32_t mask = mask_below(lane_row + i, rows) & col_mask;
-            UNROLL for (int j = 0; j < words; j++) e.word[i][j] &= mask;
+            UNROLL for (int j = 0; j < words; j++)
+                e.word[i][j] &= mask;
         }
         return e;
     }

@@ -88,9 +88,10 @@ INLINE void store_direct(const CONSTANT struct mx_gfx950_tile *tile, struct mx_g
     const uint32_t col = (wave & 1) * 64 + (lane >> 4) * 8;
     struct direct d = {.out = output_buffer(tile, extent, stride_bytes, size), .type = to.type};
     d.at[0] = ((wave >> 1) * 64 + fragment_row(lane & 15)) * stride_bytes + col * size;
-    UNROLL for (int i = 1; i < 4 * shape.a_halves; i++) d.at[i] = i & 4   ? d.at[i - 4] + 128 * stride_bytes
-                                                                  : i & 2 ? d.at[i - 2] + 32 * stride_bytes
-                                                                          : d.at[i - 1] + 4 * stride_bytes;
+    UNROLL for (int i = 1; i < 4 * shape.a_halves; i++)
+        d.at[i] = i & 4   ? d.at[i - 4] + 128 * stride_bytes
+                  : i & 2 ? d.at[i - 2] + 32 * stride_bytes
+                          : d.at[i - 1] + 4 * stride_bytes;
     UNROLL for (int part = 0; part < 2 * shape.b_halves; part++) {
         const int half = part >> 1, j = (part & 1) * 2;
         const uint32_t skip = (uint32_t)(half * 128 + j * 16);
@@ -196,11 +197,11 @@ INLINE void stage(struct sums sums, struct shape shape, bool extra, int first, i
         const int fragment = (first & 1) * 2 + i;
         const uint32_t row = (uint32_t)((i >> 1) * 32 + (i & 1) * 4) * row_bytes;
         KEEP_ORDER();
-        UNROLL for (int j = 0; extra && j < 2; j++) * (LDS f32x4 *)(to[j] + row) =
-            sums.extra[(first >> 1) * 2 + j][fragment];
-        UNROLL for (int j = 0; !extra && j < 4 * shape.b_halves; j++) *
-            (LDS f32x4 *)(to[j & 1] + row + (j >> 1) * 128) =
-            sums.quadrant[(first >> 1) * shape.b_halves + (j >> 2)][fragment][j & 3];
+        UNROLL for (int j = 0; extra && j < 2; j++)
+            *(LDS f32x4 *)(to[j] + row) = sums.extra[(first >> 1) * 2 + j][fragment];
+        UNROLL for (int j = 0; !extra && j < 4 * shape.b_halves; j++)
+            *(LDS f32x4 *)(to[j & 1] + row + (j >> 1) * 128) =
+                sums.quadrant[(first >> 1) * shape.b_halves + (j >> 2)][fragment][j & 3];
     }
     KEEP_ORDER();
 }

@@ -7,7 +7,8 @@ INLINE uint64_t load8(const uint8_t *from) {
     uint64_t bytes = 0;
     if (((uintptr_t)from & 7) == 0)
         return *(const uint64_t *)from;
-    ROLLED for (int i = 0; i < 8; i++) bytes |= (uint64_t)from[i] << 8 * i;
+    ROLLED for (int i = 0; i < 8; i++)
+        bytes |= (uint64_t)from[i] << 8 * i;
     return bytes;
 }
 
@@ -39,10 +40,11 @@ INLINE void multiply_block(float *d, const uint64_t *codes) {
 INLINE uint32_t wanted_of(const int32_t *rows, const int32_t *columns, const uint8_t *p_ref, const uint8_t *q_ref,
                           int32_t p_last, int32_t q_last) {
     uint32_t wanted = 0; // bit 2 h + b
-    UNROLL for (int h = 0; h < 2; h++)
-        UNROLL for (int b = 0; b < 2; b++) if (rows[h] <= p_last && columns[b] <= q_last &&
-                                               (p_ref[rows[h]] == MX_SM90_EXACT || q_ref[columns[b]] == MX_SM90_EXACT))
-            wanted |= 1u << (2 * h + b);
+    UNROLL for (int h = 0; h < 2; h++) UNROLL
+        for (int b = 0; b < 2; b++)
+            if (rows[h] <= p_last && columns[b] <= q_last &&
+                (p_ref[rows[h]] == MX_SM90_EXACT || q_ref[columns[b]] == MX_SM90_EXACT))
+                wanted |= 1u << (2 * h + b);
     return wanted;
 }
 
@@ -89,8 +91,9 @@ INLINE void do_exactly(const struct mx_sm90_tile *tile, int32_t row, int32_t col
         UNROLL for (int i = 0; i < AT_ONCE; i++) {
             float d[4] = {};
             multiply_block(d, codes[i]);
-            UNROLL for (int j = 0; j < 4; j++) if (block + i < blocks) sums[j] +=
-                scale_exactly(d[j], scales[i][j / 2], scales[i][2 + j % 2]);
+            UNROLL for (int j = 0; j < 4; j++)
+                if (block + i < blocks)
+                    sums[j] += scale_exactly(d[j], scales[i][j / 2], scales[i][2 + j % 2]);
         }
     }
     UNROLL for (int i = 0; i < 4; i++) {
@@ -114,8 +117,8 @@ INLINE void do_rest_exactly(struct problem problem, struct mx_sm90_plan plan, ui
         if (!tile.p_rows)
             return;
         uint32_t exact[3]; // a bit for every 4 rows, as references_of has them
-        UNROLL for (uint32_t i = 0; i < 3; i++) exact[i] =
-            lanes_where(has_zero_byte(references_of(tile, plan, i) ^ MX_SM90_EXACT * 0x01010101u));
+        UNROLL for (uint32_t i = 0; i < 3; i++)
+            exact[i] = lanes_where(has_zero_byte(references_of(tile, plan, i) ^ MX_SM90_EXACT * 0x01010101u));
         if (!(exact[0] | exact[1] | exact[2]))
             continue;
         ROLLED for (int32_t part = warp; part < 256; part += CONSUMER_WARPS) {

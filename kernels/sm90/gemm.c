@@ -50,7 +50,8 @@ INLINE void write_factors(uint32_t at, const uint32_t *words, uint32_t moderate,
         const uint32_t row = 4 * (lane + 32 * i);
         store_shared(at + REFS_AT + row, words[i]);
         uint32_t factors[4];
-        UNROLL for (int j = 0; j < 4; j++) factors[j] = factor_of(words[i] >> 8 * j & 255, moderate);
+        UNROLL for (int j = 0; j < 4; j++)
+            factors[j] = factor_of(words[i] >> 8 * j & 255, moderate);
         store_shared(at + FACTORS_AT + 2 * row, factors[0] >> 16 | factors[1]);
         store_shared(at + FACTORS_AT + 2 * row + 4, factors[2] >> 16 | factors[3]);
     }
@@ -67,7 +68,8 @@ INLINE void fetch_tiles(struct mx_sm90_plan plan) {
         u32x4 quarter = next;
         const struct extent tile = extent_of(quarter);
         uint32_t words[3], lowest[2] = {255, 255}, highest = 0;
-        UNROLL for (uint32_t i = 0; i < 3; i++) words[i] = references_of(tile, plan, i);
+        UNROLL for (uint32_t i = 0; i < 3; i++)
+            words[i] = references_of(tile, plan, i);
         next = load_quarter(plan, index + grid_size());
         wait_empty(SLOT_RING, slot);
         const uint32_t at = slot_address(slot.index);
@@ -121,8 +123,9 @@ INLINE void copy_bytes(uint32_t to, const uint8_t *from, int64_t stride, int64_t
     ROLLED for (int32_t i = (int32_t)lane; i < MX_SM90_ROW_BLOCK * 16; i += 32) {
         const int32_t row = i / 16, word = i % 16;
         uint32_t bytes = 0;
-        if (row < rows && 4 * word < columns)
-            ROLLED for (int32_t b = 3; b >= 0; b--) bytes = bytes << 8 | from[row * stride + 4 * word + b];
+        if (row < rows && 4 * word < columns) ROLLED
+            for (int32_t b = 3; b >= 0; b--)
+                bytes = bytes << 8 | from[row * stride + 4 * word + b];
         store_shared(to + row * 64 + (((word >> 2) ^ (row >> 1 & 3)) << 4) + (word & 3) * 4, bytes);
     }
 }
@@ -204,10 +207,12 @@ INLINE void convert_q(struct mx_sm90_plan plan, int masked) {
             UNROLL for (int h = 0; h < 2; h++) {
                 const uint32_t at = from + q.index * STAGE_BYTES + h * BOX_BYTES;
                 uint32_t x[16];
-                UNROLL for (int c = 0; c < 4; c++) load_shared4(x + 4 * c, at + (16 * c ^ from_swizzle));
+                UNROLL for (int c = 0; c < 4; c++)
+                    load_shared4(x + 4 * c, at + (16 * c ^ from_swizzle));
                 if (masked && block + 4 > blocks) {
                     const uint32_t low = block + 2 * h < blocks ? ~0u : 0, high = block + 2 * h + 1 < blocks ? ~0u : 0;
-                    UNROLL for (int i = 0; i < 16; i++) x[i] &= i < 8 ? low : high;
+                    UNROLL for (int i = 0; i < 16; i++)
+                        x[i] &= i < 8 ? low : high;
                 }
                 const uint32_t low = scale_factor(scales, 16 * h), high = scale_factor(scales, 16 * h + 8);
                 wait_empty(HALF_RING, half);
@@ -256,15 +261,16 @@ INLINE uint64_t describe_half(uint32_t index) {
 // Multiplies a fragment of 64 rows by a half: four wgmma, one group.
 INLINE void multiply(float *d, const uint32_t *fragment, uint64_t half) {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-    UNROLL for (int i = 0; i < 4; i++) wgmma(d, &fragment[4 * i], half + 2 * i);
+    UNROLL for (int i = 0; i < 4; i++)
+        wgmma(d, &fragment[4 * i], half + 2 * i);
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
 // Make the use of values follow what precedes this line.
 INLINE void pin_sums(float *d) { asm volatile("" : OUT64(d)); }
 INLINE void pin_bytes(uint32_t *x) {
-    UNROLL for (int i = 0; i < 8;
-                i += 4) asm volatile("" : "+r"(x[i]), "+r"(x[i + 1]), "+r"(x[i + 2]), "+r"(x[i + 3]) : : "memory");
+    UNROLL for (int i = 0; i < 8; i += 4)
+        asm volatile("" : "+r"(x[i]), "+r"(x[i + 1]), "+r"(x[i + 2]), "+r"(x[i + 3]) : : "memory");
 }
 
 // Reads 16 bytes of each of a lane's two rows of fragment f, of which `at` is where those of its first row would be
@@ -274,7 +280,10 @@ INLINE void load_fragment(uint32_t *x, uint32_t at, uint32_t f) {
     load_shared4(x + 4, (at ^ (32 * f + 16)) + 256 * f + 128);
 }
 
-INLINE void clear_unless(uint32_t *x, uint32_t mask) { UNROLL for (int i = 0; i < 8; i++) x[i] &= mask; }
+INLINE void clear_unless(uint32_t *x, uint32_t mask) {
+    UNROLL for (int i = 0; i < 8; i++)
+        x[i] &= mask;
+}
 
 // The bytes of two rows and their factors -> the fragments of four wgmma.
 INLINE void convert_fragment(uint32_t *fragment, const uint32_t *x, uint32_t factor0, uint32_t factor1) {
@@ -300,7 +309,8 @@ struct open_tile {
     uint32_t scales[4];
 };
 INLINE void load_scales(struct open_tile *tile) {
-    UNROLL for (int r = 0; r < 4; r++) tile->scales[r] = load_constant(tile->scale + 4 * (2 * r));
+    UNROLL for (int r = 0; r < 4; r++)
+        tile->scales[r] = load_constant(tile->scale + 4 * (2 * r));
     tile->scale += MX_SM90_SCALE_BYTES;
 }
 INLINE struct open_tile open_tile(struct ring slot, struct mx_sm90_plan plan, uint32_t warpgroup) {

@@ -41,8 +41,9 @@ INLINE int32_t scan(SHARED int32_t *values, int32_t x, int maximum) {
     if (lane == 31)
         totals[warp] = x;
     sync_block();
-    UNROLL for (int32_t i = 0; i < THREADS / 32 - 1; i++) if (i < warp) x =
-        maximum ? max32(x, totals[i]) : x + totals[i];
+    UNROLL for (int32_t i = 0; i < THREADS / 32 - 1; i++)
+        if (i < warp)
+            x = maximum ? max32(x, totals[i]) : x + totals[i];
     values[t] = x;
     sync_block();
     return x;
@@ -100,8 +101,9 @@ INLINE struct place find(struct groups groups, int32_t target, int by_number, in
         int32_t i = target - base;
         if (!by_number) {
             i = 0; // the number of groups that end at or before the target
-            ROLLED for (int32_t step = BOUNDS; step;
-                        step /= 2) if (i + step <= count && unit_sums[i + step - 1] <= target) i += step;
+            ROLLED for (int32_t step = BOUNDS; step; step /= 2)
+                if (i + step <= count && unit_sums[i + step - 1] <= target)
+                    i += step;
         }
         const SHARED int32_t *blocks = block_sums_of(groups);
         if (at.group < 0 && i >= 0 && i < count)
@@ -151,7 +153,8 @@ INLINE int is_zero_block(const uint8_t *data) {
         const u32x4 x = load_constant4(data) | load_constant4(data + 16);
         any = x.x | x.y | x.z | x.w;
     } else {
-        ROLLED for (int32_t i = 0; i < MX_BLOCK; i++) any |= data[i];
+        ROLLED for (int32_t i = 0; i < MX_BLOCK; i++)
+            any |= data[i];
     }
     return (any & 0x7f7f7f7f) == 0;
 }
@@ -159,9 +162,9 @@ INLINE int is_zero_block(const uint8_t *data) {
 // Whether a thread's share of a row has a block that is below the window and not all zeros. Rarely asked.
 INLINE int has_elements_below(struct row x, struct share share, int32_t lane, int32_t reference) {
     const uint8_t *data = share.data + (x.scale - share.scales) * MX_BLOCK;
-    ROLLED for (int32_t block = lane; block < share.blocks;
-                block += share.lanes) if (x.scale[block] <= reference - MX_SM90_WINDOW &&
-                                          !is_zero_block(data + (int64_t)block * MX_BLOCK)) return 1;
+    ROLLED for (int32_t block = lane; block < share.blocks; block += share.lanes)
+        if (x.scale[block] <= reference - MX_SM90_WINDOW && !is_zero_block(data + (int64_t)block * MX_BLOCK))
+            return 1;
     return 0;
 }
 
@@ -192,9 +195,9 @@ INLINE u32x4 load_codes(const uint8_t *scale, int32_t first, int32_t apart, int3
         const int32_t block = 4 * (first + apart * i);
         if (reading == WORDS)
             codes[i] = load_constant_if(block < limit, scale + block);
-        else
-            ROLLED for (int32_t j = 0; j < min32(4, limit - block); j++) codes[i] |= (uint32_t)scale[block + j]
-                                                                                     << 8 * j;
+        else ROLLED
+            for (int32_t j = 0; j < min32(4, limit - block); j++)
+                codes[i] |= (uint32_t)scale[block + j] << 8 * j;
     }
     return codes;
 }
@@ -203,8 +206,8 @@ INLINE u32x4 load_codes(const uint8_t *scale, int32_t first, int32_t apart, int3
 INLINE void load_held(u32x4 *codes, const uint8_t *scale, int32_t first, int32_t lanes, int32_t limit,
                       enum reading reading) {
     const int32_t apart = reading == QUADS ? 1 : lanes;
-    UNROLL for (int q = 0; q < held_words(reading) / 4; q++) codes[q] =
-        load_codes(scale, first + 4 * lanes * q, apart, limit, reading);
+    UNROLL for (int q = 0; q < held_words(reading) / 4; q++)
+        codes[q] = load_codes(scale, first + 4 * lanes * q, apart, limit, reading);
 }
 
 // The bytes of a word that are scales of the row. `whole`: no word that is read has others as well.
@@ -269,10 +272,11 @@ INLINE void write_row_as(struct row x, struct share share, enum reading reading,
         exact = (uint32_t)has_elements_below(x, share, lane, reference);
     exact = max_of_lanes(exact, lanes);
     if (exact) // each word by the thread that wrote it before
-        ROLLED for (int32_t four = own; four < words; four += 4 * lanes)
-                ROLLED for (int32_t word = four; word < four + 4 * apart;
-                            word += apart) if (word >= skip && word < words) *
-            (uint32_t *)(to + (int64_t)word * MX_SM90_SCALE_BYTES) = 0;
+        ROLLED
+        for (int32_t four = own; four < words; four += 4 * lanes) ROLLED
+            for (int32_t word = four; word < four + 4 * apart; word += apart)
+                if (word >= skip && word < words)
+                    *(uint32_t *)(to + (int64_t)word * MX_SM90_SCALE_BYTES) = 0;
     if (lane == 0)
         *x.ref = !x.exists ? 127 : exact ? MX_SM90_EXACT : (uint8_t)reference;
 }
@@ -422,7 +426,8 @@ INLINE void sort_groups(int32_t groups) {
         int32_t rank = 0;
         ROLLED for (int32_t j = 0; j < groups; j += 4) {
             const i32x4 others = lengths[j / 4];
-            UNROLL for (int32_t e = 0; e < 4; e++) rank += others[e] >= mine + (j + e >= i);
+            UNROLL for (int32_t e = 0; e < 4; e++)
+                rank += others[e] >= mine + (j + e >= i);
         }
         order[rank] = i;
     }

@@ -57,7 +57,8 @@ INLINE struct elements load_plain(const struct mx_quantize_args *args, struct ti
                 u32x4 v = {};
                 if (row + i < rows && col + q * in_quad < cols)
                     v = *(const GLOBAL u32x4 *)(from + i * stride + q * 16);
-                UNROLL for (int k = 0; k < 4; k++) e.word[i][4 * q + k] = v[k];
+                UNROLL for (int k = 0; k < 4; k++)
+                    e.word[i][4 * q + k] = v[k];
             }
         }
         return e;
@@ -80,7 +81,8 @@ INLINE struct elements load_plain(const struct mx_quantize_args *args, struct ti
 // Keeps the compiler from holding on to what it computed from the elements, which does not fit the registers.
 INLINE void forget(struct elements *e, int32_t type) {
     UNROLL for (int i = 0; i < CHUNK; i++) {
-        UNROLL for (int j = 0; j < (type == MX_BF16 ? PAIRS : CHUNK); j++) asm volatile("" : "+r"(e->word[i][j]));
+        UNROLL for (int j = 0; j < (type == MX_BF16 ? PAIRS : CHUNK); j++)
+            asm volatile("" : "+r"(e->word[i][j]));
     }
 }
 
@@ -189,7 +191,8 @@ INLINE void encode_rows(const struct elements *e, int32_t type, uint32_t thresho
     struct blocks factors = find_factors(&amax, 1, threshold, &row_scale[line][block], &row_scale[line + 1][block]);
     UNROLL for (int i = 0; i < CHUNK; i++) {
         float v[CHUNK];
-        UNROLL for (int j = 0; j < CHUNK; j++) v[j] = value_at(e, i, j, type);
+        UNROLL for (int j = 0; j < CHUNK; j++)
+            v[j] = value_at(e, i, j, type);
         uint32_t row = lane_row() + (uint32_t)i;
         row_codes[row][lane_col() / CHUNK ^ row / 8 % 2 * 8] = eight_codes(v, bf16_at(factors.two, i));
     }
@@ -201,7 +204,8 @@ INLINE void encode_cols(const struct elements *e, int32_t type, uint32_t thresho
     struct blocks factors = find_factors(&amax, CHUNK, threshold, &col_scale[line][block], &col_scale[line + 1][block]);
     UNROLL for (int j = 0; j < CHUNK; j++) {
         float v[CHUNK];
-        UNROLL for (int i = 0; i < CHUNK; i++) v[i] = value_at(e, i, j, type);
+        UNROLL for (int i = 0; i < CHUNK; i++)
+            v[i] = value_at(e, i, j, type);
         uint32_t col = lane_col() + (uint32_t)j;
         col_codes[col][lane_row() / CHUNK ^ col / 8 % 8 * 2] = eight_codes(v, bf16_at(factors.two, j));
     }
@@ -267,9 +271,11 @@ QUANTIZE(both_f32, load_plain, MX_F32, true, true, 2)
 INLINE void clear(GLOBAL uint8_t *at, int64_t bytes, int64_t first, int64_t step) {
     if (((uintptr_t)at | (uint64_t)bytes) % 16 == 0) {
         GLOBAL u32x4 *quads = (GLOBAL u32x4 *)at;
-        ROLLED for (int64_t i = first; i < bytes / 16; i += step) quads[i] = (u32x4)0;
+        ROLLED for (int64_t i = first; i < bytes / 16; i += step)
+            quads[i] = (u32x4)0;
     } else {
-        ROLLED for (int64_t i = first; i < bytes; i += step) at[i] = 0;
+        ROLLED for (int64_t i = first; i < bytes; i += step)
+            at[i] = 0;
     }
 }
 

@@ -21,7 +21,8 @@ INLINE void store_one(void *out, int64_t index, float x, enum output output) {
 INLINE void store_some(void *out, int64_t index, float *x, int32_t count, enum output output) {
     ROLLED for (int32_t j = 0; j < min32(count, 8); j++) {
         store_one(out, index + j, x[0], output);
-        UNROLL for (int k = 0; k < 7; k++) x[k] = x[k + 1];
+        UNROLL for (int k = 0; k < 7; k++)
+            x[k] = x[k + 1];
     }
 }
 
@@ -104,14 +105,15 @@ INLINE float second_of(uint32_t pair) { return __builtin_bit_cast(float, pair & 
 INLINE void apply_other_factors(float *d, struct part part, int f) {
     UNROLL for (int h = 0; h < 2; h++) {
         const float p_factor = other_factor_of(p_reference(part, 2 * f + h));
-        UNROLL for (int i = 0; i < 4; i++) UNROLL for (int j = 0; j < 4; j++) {
-            const uint32_t both = q_references(part, i, j);
-            UNROLL for (int b = 0; b < 2; b++) {
-                const uint32_t q = both >> 8 * b & 255;
-                float *x = &d[16 * i + 4 * j + 2 * h + b];
-                *x *= p_factor * other_factor_of(q);
+        UNROLL for (int i = 0; i < 4; i++) UNROLL
+            for (int j = 0; j < 4; j++) {
+                const uint32_t both = q_references(part, i, j);
+                UNROLL for (int b = 0; b < 2; b++) {
+                    const uint32_t q = both >> 8 * b & 255;
+                    float *x = &d[16 * i + 4 * j + 2 * h + b];
+                    *x *= p_factor * other_factor_of(q);
+                }
             }
-        }
     }
 }
 
@@ -132,9 +134,9 @@ INLINE uint32_t scale_packed_pair(const float *d, uint32_t p, uint32_t q) {
 // Of a lane's row first_row + 2 r: the 8 elements of the i-th 32 columns.
 INLINE void scale_run(float *x, const float *d0, const float *d1, int r, int i, uint32_t p, const uint32_t *q,
                       const float *bias) {
-    UNROLL for (int j = 0; j < 8; j++) x[j] =
-        __builtin_fmaf((r < 2 ? d0 : d1)[16 * i + 4 * (j / 2) + 2 * (r % 2) + j % 2],
-                       second_of(p) * (j % 2 ? second_of(q[j / 2]) : first_of(q[j / 2])), bias[j]);
+    UNROLL for (int j = 0; j < 8; j++)
+        x[j] = __builtin_fmaf((r < 2 ? d0 : d1)[16 * i + 4 * (j / 2) + 2 * (r % 2) + j % 2],
+                              second_of(p) * (j % 2 ? second_of(q[j / 2]) : first_of(q[j / 2])), bias[j]);
 }
 // Stores a lane's part, run by run: whatever is to be stored. `whole`: has_whole_runs.
 INLINE void store_runs(const float *d0, const float *d1, struct part part, struct problem problem, int whole,
@@ -144,9 +146,10 @@ INLINE void store_runs(const float *d0, const float *d1, struct part part, struc
         uint32_t q[4];
         float bias[8];
         load_shared4(q, q_factors_address(part, i, 0));
-        UNROLL for (int j = 0; j < 8; j++) bias[j] = part.bias >= 0 && column + j < part.q_rows
-                                                         ? ((GLOBAL const float *)problem.bias)[part.bias + column + j]
-                                                         : 0;
+        UNROLL for (int j = 0; j < 8; j++)
+            bias[j] = part.bias >= 0 && column + j < part.q_rows
+                          ? ((GLOBAL const float *)problem.bias)[part.bias + column + j]
+                          : 0;
         UNROLL for (int r = 0; r < 4; r++) {
             const int32_t row = part.first_row + 2 * r, count = row < part.p_rows ? part.q_rows - column : 0;
             const int64_t index = part.out + row * problem.out_stride + column;
@@ -172,21 +175,25 @@ INLINE void store_lines(const float *d0, const float *d1, struct part part, stru
     const int64_t first = part.out + row * problem.out_stride + column;
     const float zeros[8] = {};
     uint32_t p[4];
-    UNROLL for (int r = 0; r < 4; r++) p[r] = p_factor(part, r);
+    UNROLL for (int r = 0; r < 4; r++)
+        p[r] = p_factor(part, r);
     UNROLL for (int line = 0; line < 4 / runs; line++) {
         uint32_t q[2][4];
-        UNROLL for (int run = 0; run < runs; run++) load_shared4(q[run], q_factors_address(part, runs * line + run, 0));
+        UNROLL for (int run = 0; run < runs; run++)
+            load_shared4(q[run], q_factors_address(part, runs * line + run, 0));
         const int32_t rows = column + 32 * runs * line < part.q_rows ? part.p_rows - row : 0;
         const int64_t at = first + 32 * runs * line;
         UNROLL for (int r = 0; r < 4; r++) {
             u32x4 mine[2];
             if (output == BF16_OUT) {
-                UNROLL for (int c = 0; c < 2; c++) UNROLL for (int j = 0; j < 4; j++) mine[c][j] =
-                    scale_packed_pair(sums_of(d0, d1, r, 2 * line + c, j), p[r], q[c][j]);
+                UNROLL for (int c = 0; c < 2; c++) UNROLL
+                    for (int j = 0; j < 4; j++)
+                        mine[c][j] = scale_packed_pair(sums_of(d0, d1, r, 2 * line + c, j), p[r], q[c][j]);
             } else {
                 float x[8];
                 scale_run(x, d0, d1, r, line, p[r], q[0], zeros);
-                UNROLL for (int c = 0; c < 2; c++) mine[c] = chunk_of(x + 4 * c, output);
+                UNROLL for (int c = 0; c < 2; c++)
+                    mine[c] = chunk_of(x + 4 * c, output);
             }
             u32x4 lines[2]; // a chunk of the even row's and one of the odd row's
             UNROLL for (int k = 0; k < 4; k++) {
@@ -194,8 +201,8 @@ INLINE void store_lines(const float *d0, const float *d1, struct part part, stru
                 lines[0][k] = both.first;
                 lines[1][k] = both.second;
             }
-            UNROLL for (int s = 0; s < 2 && output == ADD_OUT; s++) lines[s] =
-                add_old_if(2 * r + s < rows, problem.out, at + (2 * r + s) * problem.out_stride, lines[s]);
+            UNROLL for (int s = 0; s < 2 && output == ADD_OUT; s++)
+                lines[s] = add_old_if(2 * r + s < rows, problem.out, at + (2 * r + s) * problem.out_stride, lines[s]);
             UNROLL for (int s = 0; s < 2; s++)
                 store_chunk_if(2 * r + s < rows, problem.out, at + (2 * r + s) * problem.out_stride, lines[s], output);
         }
@@ -255,30 +262,31 @@ INLINE void store_swapped_tile_as(const float *d0, const float *d1, struct part 
         if (!packed && part.bias >= 0 && row < part.p_rows)
             bias[r] = ((GLOBAL const float *)problem.bias)[part.bias + row];
     }
-    UNROLL for (int i = 0; i < 4; i++) UNROLL for (int j = 0; j < 4; j++) {
-        const uint32_t q = load_shared(q_factors_address(part, i, j));
-        int32_t token = 32 * i + 8 * (output == BF16_OUT ? pair : part.quad) + 2 * j + odd;
-        HIDE(token); // or all the addresses would be computed first
-        const int64_t index = part.out + token * problem.out_stride + column;
-        const int32_t count = token < part.q_rows ? part.p_rows - column : 0;
-        u32x4 pairs;
-        float x[8];
-        UNROLL for (int r = 0; r < 4; r++) {
-            const float *d = sums_of(d0, d1, r, i, j);
-            if (packed) {
-                pairs[r] = transpose_8x8(scale_packed_pair(d, p[r], q));
-            } else {
-                scale_pair(&x[2 * r], d, p[r], q, bias[r], bias[r]);
-                turn_pair(&x[2 * r], odd, output);
+    UNROLL for (int i = 0; i < 4; i++) UNROLL
+        for (int j = 0; j < 4; j++) {
+            const uint32_t q = load_shared(q_factors_address(part, i, j));
+            int32_t token = 32 * i + 8 * (output == BF16_OUT ? pair : part.quad) + 2 * j + odd;
+            HIDE(token); // or all the addresses would be computed first
+            const int64_t index = part.out + token * problem.out_stride + column;
+            const int32_t count = token < part.q_rows ? part.p_rows - column : 0;
+            u32x4 pairs;
+            float x[8];
+            UNROLL for (int r = 0; r < 4; r++) {
+                const float *d = sums_of(d0, d1, r, i, j);
+                if (packed) {
+                    pairs[r] = transpose_8x8(scale_packed_pair(d, p[r], q));
+                } else {
+                    scale_pair(&x[2 * r], d, p[r], q, bias[r], bias[r]);
+                    turn_pair(&x[2 * r], odd, output);
+                }
             }
+            if (packed)
+                store_chunk_if(count > 0, problem.out, index, pairs, output);
+            else if (whole)
+                store_run_if(count > 0, problem.out, index, x, output);
+            else
+                store_some(problem.out, index, x, count, output);
         }
-        if (packed)
-            store_chunk_if(count > 0, problem.out, index, pairs, output);
-        else if (whole)
-            store_run_if(count > 0, problem.out, index, x, output);
-        else
-            store_some(problem.out, index, x, count, output);
-    }
 }
 
 INLINE void store_swapped_tile(const float *d0, const float *d1, struct part part, struct problem problem) {
@@ -294,8 +302,8 @@ INLINE void store_swapped_tile(const float *d0, const float *d1, struct part par
 INLINE void store_empty_tile(struct part part, struct problem problem, struct kind kind) {
     const int32_t rows = kind.swapped ? part.q_rows : part.p_rows, columns = kind.swapped ? part.p_rows : part.q_rows;
     const int32_t warp = (int32_t)(thread_id() >> 5) - 8, lane = (int32_t)(thread_id() & 31);
-    ROLLED for (int32_t row = warp; row < rows; row += CONSUMER_WARPS)
-        ROLLED for (int32_t column = lane; column < columns; column += 32)
+    ROLLED for (int32_t row = warp; row < rows; row += CONSUMER_WARPS) ROLLED
+        for (int32_t column = lane; column < columns; column += 32)
             store_one(problem.out, part.out + row * problem.out_stride + column,
                       part.bias >= 0 ? problem.bias[part.bias + column] : 0, output_of(problem));
 }
