@@ -1,8 +1,9 @@
 // torch.ops.mxfp8.*: schemas, argument checks, allocation of outputs, and the call into a backend. Plain C on
 // libtorch's stable C ABI, so one binary serves every torch from 2.11 on, CPU, CUDA and ROCm builds alike.
 //
-// An op is one line of `ops` at the end of this file. Its function gets unpacked arguments and gives either outputs or
-// an error text; `run_op` owns every handle in between.
+// An op is one line of `OPS` below: its parameters and results, each with a rule. By the rules,
+// `run_op` checks the arguments and allocates the results, and ops.py does both for tensors without data; so an op's
+// function gets arguments that are right, by the names that the line gives them.
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,28 +13,45 @@
 #include "mxfp8.h"
 #include "torch_abi.h"
 
-enum { MAX_PARAMS = 9, MAX_OUTPUTS = 4, MAX_DIM = 3 };
+enum { MAX_PARAMS = 8, MAX_OUTPUTS = 4, MAX_DIM = 3 };
+
+// A type rule: dtypes, or the values of a string. Of two dtypes of a result, out_dtype chooses; the first by default.
+struct type {
+    const char *text; // their names, " or " between them
+    int32_t (*dtypes[2])(void);
+};
+
+// A parameter or a result: its words in the schema, and its rules.
+//
+// A shape rule lists axes, "[M, Kc/32]". A letter is an extent: the first argument that has it sets it, for all.
+// After the letter, c: rounded up to whole blocks (what sets it must be whole blocks already); p: to mx_padded_tokens
+// of E groups; /32: in blocks. " or " separates forms, of which the first argument's rank takes one, at the same place
+// in every rule that has several. The form "None" is not to be given.
+struct param {
+    const char *kind, *name; // "*" without a name starts the keyword-only ones
+    const struct type *type; // null for a bool
+    const char *shape;       // null for what is no tensor
+    const char *preset;      // or null
+};
 
 struct value {
-    char name[16]; // the parameter's name in the schema
-    bool present;  // false for an optional that was not given
+    const char *name; // the parameter's; null past the last
+    bool present;     // false for an optional that was not given
     // Tensor
     AtenTensorHandle handle;
     void *data;
     int64_t dim;
-    int64_t *sizes, *strides;
+    int64_t *sizes, *strides; // of arguments
     int32_t dtype, device_type, device_index;
     // str, bool and ScalarType
     const char *text;
-    int32_t number;
+    int32_t number; // of a string: which of its type's values
 };
 
 struct op {
-    const char *name;                   // with overload name
-    const char *params[MAX_PARAMS + 1]; // schema fragments; "*" starts the keyword-only ones
-    const char *returns;
-    int outputs;
-    int (*run)(const struct value *in, AtenTensorHandle *out, struct mx_error *error);
+    const char *name; // with overload name
+    int (*run)(const struct value *in, const struct value *out, struct mx_error *error);
+    struct param params[MAX_PARAMS + 1], results[MAX_OUTPUTS + 1];
 };
 
 // ---------------------------------------------------------------------------------------------- text for messages
@@ -86,19 +104,136 @@ static struct text device_text(const struct value *v) {
     return text;
 }
 
-// --------------------------------------------------------------------------------------------------------- checks
+// Errors of arguments, for ops.py as well.
+#define TEXTS(X)                                                                                                       \
+    X(TYPE, "%s must be %s, got %s")                                                                                   \
+    X(MISSING, "%s must be %s %s for a %d-D %s, got None")                                                             \
+    X(UNWANTED, "%s must be None for a %d-D %s, got a tensor")                                                         \
+    X(DEVICE, "%s must be on %s like %s, got %s")                                                                      \
+    X(RANK, "%s must have shape %s, got %s")                                                                           \
+    X(EXTENT, "%s must have shape %s with the %c of %s, got %s")                                                       \
+    X(BLOCKS, "%s must have a last axis that is a multiple of %d, got shape %s")                                       \
+    X(CONTIGUOUS, "%s must be contiguous, got shape %s with strides %s")
+#define DEFINE_TEXT(name, text) static const char name##_TEXT[] = text;
+TEXTS(DEFINE_TEXT)
 
-static int check_dtype(const struct value *v, int32_t dtype, struct mx_error *error) {
-    if (v->dtype == dtype)
-        return 0;
-    return mx_fail(error, "%s must be %s, got %s", v->name, dtype_name(dtype), dtype_name(v->dtype));
+// ---------------------------------------------------------------------------------------------------------- rules
+
+static const char separator[] = " or ";
+
+// What comes after the next separator; null if there is none.
+static const char *after_separator(const char *rule) {
+    const char *at = strstr(rule, separator);
+    return at ? at + strlen(separator) : nullptr;
 }
 
-static int check_rank(const struct value *v, int64_t rank, const char *meaning, struct mx_error *error) {
-    if (v->dim == rank)
-        return 0;
-    return mx_fail(error, "%s must be a %lld-D tensor %s, got shape %s", v->name, (long long)rank, meaning,
-                   list_text(v->dim, v->sizes).chars);
+static int words_length(const char *rule) {
+    const char *next = after_separator(rule);
+    return (int)(next ? (size_t)(next - rule) - strlen(separator) : strlen(rule));
+}
+
+// Which of a type's words this is, or -1.
+static int32_t position(const char *words, const char *word) {
+    const size_t length = strlen(word);
+    int32_t index = 0;
+    for (const char *at = words; at; at = after_separator(at), index++)
+        if (strcspn(at, " ") == length && memcmp(at, word, length) == 0)
+            return index;
+    return -1;
+}
+
+static bool has_dtype(const struct type *type, int32_t dtype) {
+    return dtype == type->dtypes[0]() || (type->dtypes[1] && dtype == type->dtypes[1]());
+}
+
+struct axis {
+    char letter, fill; // fill: c, p or 0
+    bool blocks;
+};
+
+// Reads the axis at *at and moves on; false after a form's last one.
+static bool next_axis(const char **at, struct axis *axis) {
+    const char *c = *at;
+    while (*c == '[' || *c == ',' || *c == ' ')
+        c++;
+    if (*c == ']')
+        return false;
+    *axis = (struct axis){.letter = *c++};
+    if (*c == 'c' || *c == 'p')
+        axis->fill = *c++;
+    axis->blocks = *c == '/';
+    while (*c != ',' && *c != ']')
+        c++;
+    *at = c;
+    return true;
+}
+
+static int64_t rank_of(const char *form) {
+    int64_t rank = 1;
+    for (; *form != ']'; form++)
+        rank += *form == ',';
+    return rank;
+}
+
+// What the letters stand for, and the argument that said so.
+struct extents {
+    int form;
+    struct {
+        int64_t size;
+        const struct value *from;
+    } of['Z' - 'A' + 1];
+};
+
+static int64_t size_of(const struct extents *extents, struct axis axis) {
+    int64_t size = extents->of[axis.letter - 'A'].size;
+    if (axis.fill == 'c')
+        size = mx_round_up(size, MX_BLOCK);
+    if (axis.fill == 'p')
+        size = mx_padded_tokens(size, extents->of['E' - 'A'].size);
+    return axis.blocks ? size / MX_BLOCK : size;
+}
+
+// The form of a rule that the call has.
+static const char *form_of(const char *rule, const struct extents *extents) {
+    for (int i = 0; i < extents->form; i++) {
+        const char *next = after_separator(rule);
+        rule = next ? next : rule;
+    }
+    return rule;
+}
+
+// Which form of its rule the first argument has; 0 if none.
+static int find_form(const struct value *first, const char *rule) {
+    int form = 0;
+    for (const char *at = rule; at; at = after_separator(at), form++)
+        if (rank_of(at) == first->dim)
+            return form;
+    return 0;
+}
+
+// --------------------------------------------------------------------------------------------------------- checks
+
+static int check_shape(const struct value *v, const char *rule, struct extents *extents, struct mx_error *error) {
+    const char *form = form_of(rule, extents);
+    if (v->dim != rank_of(form))
+        return mx_fail(error, RANK_TEXT, v->name, rule, list_text(v->dim, v->sizes).chars);
+    int64_t sizes[MAX_DIM], i = 0;
+    struct axis axis, wrong = {};
+    for (; next_axis(&form, &axis); i++) {
+        if (!extents->of[axis.letter - 'A'].from) {
+            extents->of[axis.letter - 'A'].from = v;
+            extents->of[axis.letter - 'A'].size = v->sizes[i];
+            if (axis.fill && v->sizes[i] % MX_BLOCK)
+                return mx_fail(error, BLOCKS_TEXT, v->name, MX_BLOCK, list_text(v->dim, v->sizes).chars);
+        }
+        sizes[i] = size_of(extents, axis);
+        if (sizes[i] != v->sizes[i] && !wrong.letter)
+            wrong = axis;
+    }
+    if (wrong.letter)
+        return mx_fail(error, EXTENT_TEXT, v->name, list_text(i, sizes).chars, wrong.letter,
+                       extents->of[wrong.letter - 'A'].from->name, list_text(v->dim, v->sizes).chars);
+    return 0;
 }
 
 static int check_contiguous(const struct value *v, struct mx_error *error) {
@@ -110,79 +245,73 @@ static int check_contiguous(const struct value *v, struct mx_error *error) {
     int64_t stride = 1;
     for (int64_t i = v->dim - 1; i >= 0; i--) {
         if (v->sizes[i] > 1 && v->strides[i] != stride)
-            return mx_fail(error, "%s must be contiguous, got shape %s with strides %s", v->name,
-                           list_text(v->dim, v->sizes).chars, list_text(v->dim, v->strides).chars);
+            return mx_fail(error, CONTIGUOUS_TEXT, v->name, list_text(v->dim, v->sizes).chars,
+                           list_text(v->dim, v->strides).chars);
         stride *= v->sizes[i];
     }
     return 0;
 }
 
-static int check_device(const struct value *v, const struct value *first, struct mx_error *error) {
-    if (v->device_type == first->device_type && v->device_index == first->device_index)
+// An optional with one form may be left out; one with several goes by the form.
+static int check_absent(const struct value *v, const struct param *param, const struct value *first,
+                        const struct extents *extents, struct mx_error *error) {
+    const char *form = form_of(param->shape, extents);
+    if (*form != '[' || !after_separator(param->shape))
         return 0;
-    return mx_fail(error, "%s must be on %s like %s, got %s", v->name, device_text(first).chars, first->name,
-                   device_text(v).chars);
+    struct text wanted;
+    snprintf(wanted.chars, sizeof wanted.chars, "%.*s", words_length(form), form);
+    return mx_fail(error, MISSING_TEXT, v->name, param->type->text, wanted.chars, (int)first->dim, first->name);
 }
 
-// Everything that the later arguments of an op have in common: dtype, exact shape, contiguity, device.
-static int check_like(const struct value *v, int32_t dtype, int64_t dim, const int64_t *sizes,
-                      const struct value *first, struct mx_error *error) {
-    if (check_dtype(v, dtype, error) || check_device(v, first, error))
-        return 1;
-    if (v->dim != dim || (dim && memcmp(v->sizes, sizes, (size_t)dim * sizeof *sizes) != 0))
-        return mx_fail(error, "%s must have shape %s, got %s", v->name, list_text(dim, sizes).chars,
-                       list_text(v->dim, v->sizes).chars);
-    return check_contiguous(v, error);
+static int check_tensor(const struct value *v, const struct param *param, const struct value *first,
+                        struct extents *extents, struct mx_error *error) {
+    if (!v->present)
+        return check_absent(v, param, first, extents, error);
+    if (*form_of(param->shape, extents) != '[')
+        return mx_fail(error, UNWANTED_TEXT, v->name, (int)first->dim, first->name);
+    if (!has_dtype(param->type, v->dtype))
+        return mx_fail(error, TYPE_TEXT, v->name, param->type->text, dtype_name(v->dtype));
+    if (v->device_type != first->device_type || v->device_index != first->device_index)
+        return mx_fail(error, DEVICE_TEXT, v->name, device_text(first).chars, first->name, device_text(v).chars);
+    return check_shape(v, param->shape, extents, error) || check_contiguous(v, error);
 }
 
-// An E4M3 operand of the given rank and its E8M0 scales: same leading sizes, one scale per MX_BLOCK of the last axis.
-static int check_operand(const struct value *data, const struct value *scale, int64_t rank, const char *meaning,
-                         const struct value *first, struct mx_error *error) {
-    if (check_dtype(data, aoti_torch_dtype_float8_e4m3fn(), error) || check_rank(data, rank, meaning, error))
-        return 1;
-    if (check_device(data, first, error) || check_contiguous(data, error))
-        return 1;
-    int64_t sizes[MAX_DIM];
-    memcpy(sizes, data->sizes, (size_t)rank * sizeof *sizes);
-    if (sizes[rank - 1] % MX_BLOCK)
-        return mx_fail(error, "%s must have a last axis that is a multiple of %d, got shape %s", data->name, MX_BLOCK,
-                       list_text(rank, data->sizes).chars);
-    sizes[rank - 1] /= MX_BLOCK;
-    return check_like(scale, torch_dtype_float8_e8m0fnu(), rank, sizes, first, error);
+static int check_scalar(struct value *v, const struct type *type, struct mx_error *error) {
+    if (v->text)
+        v->number = position(type->text, v->text);
+    if (v->text && v->number < 0) {
+        struct text quoted;
+        snprintf(quoted.chars, sizeof quoted.chars, "'%s'", v->text);
+        return mx_fail(error, TYPE_TEXT, v->name, type->text, quoted.chars);
+    }
+    if (!v->text && type && v->present && !has_dtype(type, v->number))
+        return mx_fail(error, TYPE_TEXT, v->name, type->text, dtype_name(v->number));
+    return 0;
 }
 
-static int check_offs(const struct value *offs, const struct value *first, struct mx_error *error) {
-    if (check_rank(offs, 1, "with one cumulative end per group", error))
-        return 1;
-    return check_like(offs, aoti_torch_dtype_int32(), 1, offs->sizes, first, error);
+// All that can be said of arguments before a backend is chosen.
+static int check(const struct op *op, struct value *in, struct extents *extents, struct mx_error *error) {
+    struct value *v = in;
+    extents->form = find_form(in, op->params->shape);
+    for (const struct param *param = op->params; param->kind; param++)
+        if (param->name) {
+            if (param->shape ? check_tensor(v, param, in, extents, error) : check_scalar(v, param->type, error))
+                return 1;
+            v++;
+        }
+    return 0;
 }
 
-static int parse_rounding(const struct value *rounding, int32_t *mode, struct mx_error *error) {
-    static const char *const names[] = {
-#define ROUNDING_NAME(name, threshold) #name,
-        MX_ROUNDING_MODES(ROUNDING_NAME)
-#undef ROUNDING_NAME
-    };
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        if (strcmp(rounding->text, names[i]) == 0)
-            return *mode = (int32_t)i, 0;
-#define ROUNDING_LIST(name, threshold) " " #name
-    return mx_fail(error, "rounding must be one of" MX_ROUNDING_MODES(ROUNDING_LIST) ", got '%s'", rounding->text);
-#undef ROUNDING_LIST
+// The argument or result of this name; one that is not present where the op has none.
+static const struct value *named(const struct value *values, const char *name) {
+    static const struct value absent;
+    for (; values->name; values++)
+        if (*values->name == *name && strcmp(values->name, name) == 0)
+            return values;
+    return &absent;
 }
 
-// The output type that an optional ScalarType asks for; bfloat16 when it was not given.
-static int parse_out_type(const struct value *out_dtype, int32_t *type, struct mx_error *error) {
-    if (!out_dtype->present || out_dtype->number == aoti_torch_dtype_bfloat16())
-        return *type = MX_BF16, 0;
-    if (out_dtype->number == aoti_torch_dtype_float32())
-        return *type = MX_F32, 0;
-    return mx_fail(error, "out_dtype must be bfloat16 or float32, got %s", dtype_name(out_dtype->number));
-}
-
-static int32_t torch_dtype(int32_t type) {
-    return type == MX_F32 ? aoti_torch_dtype_float32() : aoti_torch_dtype_bfloat16();
-}
+static int32_t type_of(const struct value *v) { return v->dtype == aoti_torch_dtype_float32() ? MX_F32 : MX_BF16; }
 
 // ------------------------------------------------------------------------------------------------ backend and exec
 
@@ -291,6 +420,23 @@ static int allocate(int64_t dim, const int64_t *sizes, int32_t dtype, const stru
     return 0;
 }
 
+static int allocate_results(const struct op *op, const struct value *in, const struct extents *extents,
+                            struct value *out, struct mx_error *error) {
+    const struct value *out_dtype = named(in, "out_dtype");
+    for (const struct param *result = op->results; result->kind; result++, out++) {
+        int64_t sizes[MAX_DIM], dim = 0;
+        struct axis axis;
+        for (const char *form = form_of(result->shape, extents); next_axis(&form, &axis); dim++)
+            sizes[dim] = size_of(extents, axis);
+        const bool chosen = result->type->dtypes[1] && out_dtype->present;
+        *out = (struct value){
+            .name = result->name, .present = true, .dtype = chosen ? out_dtype->number : result->type->dtypes[0]()};
+        if (allocate(dim, sizes, out->dtype, in, &out->handle, &out->data, error))
+            return 1;
+    }
+    return 0;
+}
+
 static int reserve(struct call *call, int64_t bytes, const struct value *like, struct mx_error *error) {
     if (bytes == 0)
         return 0;
@@ -304,136 +450,64 @@ static int finish(struct call *call, int failed) {
     return failed;
 }
 
-// ------------------------------------------------------------------------------------------------------- quantize
+// ------------------------------------------------------------------------------------------------------------- ops
 
-// Shapes and allocates one orientation: data, and scale with its last axis divided by MX_BLOCK.
-static int allocate_pair(int64_t dim, const int64_t *sizes, const struct value *x, AtenTensorHandle *out,
-                         uint8_t **data, uint8_t **scale, struct mx_error *error) {
-    int64_t scale_sizes[MAX_DIM];
-    memcpy(scale_sizes, sizes, (size_t)dim * sizeof *sizes);
-    scale_sizes[dim - 1] /= MX_BLOCK;
-    void *pointers[2];
-    if (allocate(dim, sizes, aoti_torch_dtype_float8_e4m3fn(), x, &out[0], &pointers[0], error) ||
-        allocate(dim, scale_sizes, torch_dtype_float8_e8m0fnu(), x, &out[1], &pointers[1], error))
-        return 1;
-    *data = pointers[0];
-    *scale = pointers[1];
-    return 0;
-}
-
-static int check_x(const struct value *x, struct mx_error *error) {
-    if (x->dtype != aoti_torch_dtype_bfloat16() && x->dtype != aoti_torch_dtype_float32())
-        return mx_fail(error, "%s must be bfloat16 or float32, got %s", x->name, dtype_name(x->dtype));
-    if (x->dim != 2 && x->dim != 3)
-        return mx_fail(error, "%s must be 2-D [tokens, features] or 3-D [experts, rows, columns], got shape %s",
-                       x->name, list_text(x->dim, x->sizes).chars);
-    return check_contiguous(x, error);
-}
-
-// Column blocks need groups: offs for tokens, the leading axis for weights.
-static int check_groups(const struct value *x, const struct value *offs, struct mx_error *error) {
-    if (x->dim == 3 && offs->present)
-        return mx_fail(error, "offs must be None for a 3-D %s, whose leading axis is the group, got a tensor", x->name);
-    if (x->dim == 2 && !offs->present)
-        return mx_fail(error, "offs must be an int32 tensor of cumulative group ends for a 2-D %s, got None", x->name);
-    return offs->present ? check_offs(offs, x, error) : 0;
-}
-
-static int quantize(const struct value *x, const struct value *offs, const struct value *rounding, bool rows,
-                    AtenTensorHandle *out, struct mx_error *error) {
-    struct mx_quantize_args args = {.x = x->data,
-                                    .x_type = x->dtype == aoti_torch_dtype_float32() ? MX_F32 : MX_BF16,
-                                    .wants = (rows ? MX_ROWS : 0) | (offs ? MX_COLS : 0)};
-    if (check_x(x, error) || (offs && check_groups(x, offs, error)))
-        return 1;
-    if (parse_rounding(rounding, &args.rounding, error))
-        return 1;
-    int64_t dim = x->dim;
-    args.batch = dim == 3 ? x->sizes[0] : 1;
-    args.rows = x->sizes[dim - 2];
-    args.cols = x->sizes[dim - 1];
-    args.row_k = mx_round_up(args.cols, MX_BLOCK);
-    args.col_k = mx_round_up(args.rows, MX_BLOCK);
-    if (offs && offs->present) {
-        args.grouped = 1;
-        args.offs = offs->data;
-        args.groups = offs->sizes[0];
-        args.col_k = mx_padded_tokens(args.rows, args.groups);
-    }
-    int64_t row_sizes[] = {args.batch, args.rows, args.row_k}, col_sizes[] = {args.batch, args.cols, args.col_k};
-    if (rows && allocate_pair(dim, row_sizes + (3 - dim), x, out, &args.row_data, &args.row_scale, error))
-        return 1;
-    if (offs &&
-        allocate_pair(dim, col_sizes + (3 - dim), x, out + (rows ? 2 : 0), &args.col_data, &args.col_scale, error))
-        return 1;
-
+static int quantize(const struct value *in, const struct value *out, struct mx_error *error) {
+    const struct value *x = named(in, "x"), *offs = named(in, "offs");
+    const struct value *data = named(out, "data"), *data_t = named(out, "data_t");
+    const int64_t rows = x->sizes[x->dim - 2], cols = x->sizes[x->dim - 1];
+    const int64_t groups = offs->present ? offs->sizes[0] : 0;
+    const struct mx_quantize_args args = {
+        .x = x->data,
+        .offs = offs->data,
+        .row_data = data->data,
+        .row_scale = named(out, "scale")->data,
+        .col_data = data_t->data,
+        .col_scale = named(out, "scale_t")->data,
+        .batch = x->dim == 3 ? x->sizes[0] : 1,
+        .rows = rows,
+        .cols = cols,
+        .groups = groups,
+        .row_k = mx_round_up(cols, MX_BLOCK),
+        .col_k = offs->present ? mx_padded_tokens(rows, groups) : mx_round_up(rows, MX_BLOCK),
+        .x_type = (int16_t)type_of(x),
+        .wants = (data->present ? MX_ROWS : 0) | (data_t->present ? MX_COLS : 0),
+        .grouped = offs->present,
+        .rounding = named(in, "rounding")->number,
+    };
     struct call call;
     if (begin(x, &call, error) || reserve(&call, call.backend->quantize_workspace(&args, &call.exec), x, error))
         return 1;
     return finish(&call, call.backend->quantize(&args, &call.exec, error));
 }
 
-static int quantize_rows(const struct value *in, AtenTensorHandle *out, struct mx_error *error) {
-    return quantize(&in[0], nullptr, &in[1], true, out, error);
-}
-
-static int quantize_cols(const struct value *in, AtenTensorHandle *out, struct mx_error *error) {
-    return quantize(&in[0], &in[1], &in[2], false, out, error);
-}
-
-static int quantize_both(const struct value *in, AtenTensorHandle *out, struct mx_error *error) {
-    return quantize(&in[0], &in[1], &in[2], true, out, error);
-}
-
-static int zero_padding(const struct value *in, AtenTensorHandle *out, struct mx_error *error) {
-    (void)out;
-    const struct value *data = &in[0], *scale = &in[1], *offs = &in[2];
-    if (check_operand(data, scale, 2, "[rows, tokens]", data, error) || check_offs(offs, data, error))
-        return 1;
-    struct mx_padding_args args = {.data = data->data,
-                                   .scale = scale->data,
-                                   .offs = offs->data,
-                                   .rows = data->sizes[0],
-                                   .depth = data->sizes[1],
-                                   .groups = offs->sizes[0]};
+static int zero_padding(const struct value *in, const struct value *, struct mx_error *error) {
+    const struct value *data = named(in, "data"), *offs = named(in, "offs");
+    const struct mx_padding_args args = {.data = data->data,
+                                         .scale = named(in, "scale")->data,
+                                         .offs = offs->data,
+                                         .rows = data->sizes[0],
+                                         .depth = data->sizes[1],
+                                         .groups = offs->sizes[0]};
     struct call call;
     return begin(data, &call, error) || check_aligned(&call, data, error) ||
            call.backend->zero_padding(&args, &call.exec, error);
 }
 
-// ------------------------------------------------------------------------------------------------------- gemm_rows
-
-static int gemm_rows(const struct value *in, const struct value *bias, const struct value *out_dtype,
-                     AtenTensorHandle *out, struct mx_error *error) {
-    const struct value *a = &in[0], *a_scale = &in[1], *b = &in[2], *b_scale = &in[3], *offs = &in[4];
-    if (check_operand(a, a_scale, 2, "[tokens, contraction]", a, error))
-        return 1;
-    if (check_operand(b, b_scale, 3, "[experts, columns, contraction]", a, error))
-        return 1;
-    if (a->sizes[1] != b->sizes[2])
-        return mx_fail(error, "%s must have the contraction of %s, %lld, as its last axis, got shape %s", b->name,
-                       a->name, (long long)a->sizes[1], list_text(3, b->sizes).chars);
-    if (check_like(offs, aoti_torch_dtype_int32(), 1, b->sizes, a, error))
-        return 1;
-    struct mx_rows_args args = {.a = a->data,
-                                .a_scale = a_scale->data,
-                                .b = b->data,
-                                .b_scale = b_scale->data,
-                                .offs = offs->data,
-                                .m = a->sizes[0],
-                                .n = b->sizes[1],
-                                .k = a->sizes[1],
-                                .groups = b->sizes[0]};
-    if (bias && bias->present) {
-        if (check_like(bias, aoti_torch_dtype_float32(), 2, b->sizes, a, error))
-            return 1;
-        args.bias = bias->data;
-    }
-    if (parse_out_type(out_dtype, &args.out_type, error))
-        return 1;
-    int64_t sizes[] = {args.m, args.n};
-    if (allocate(2, sizes, torch_dtype(args.out_type), a, out, &args.out, error))
-        return 1;
+static int gemm_rows(const struct value *in, const struct value *out, struct mx_error *error) {
+    const struct value *a = &in[0], *a_scale = &in[1], *b = &in[2], *b_scale = &in[3], *offs = &in[4]; // OPERANDS
+    const struct mx_rows_args args = {.a = a->data,
+                                      .a_scale = a_scale->data,
+                                      .b = b->data,
+                                      .b_scale = b_scale->data,
+                                      .offs = offs->data,
+                                      .bias = named(in, "bias")->data,
+                                      .out = out->data,
+                                      .m = a->sizes[0],
+                                      .n = b->sizes[1],
+                                      .k = a->sizes[1],
+                                      .groups = b->sizes[0],
+                                      .out_type = type_of(out)};
     struct call call;
     if (begin(a, &call, error) || check_aligned(&call, a, error) || check_aligned(&call, b, error) ||
         reserve(&call, call.backend->gemm_rows_workspace(&args, &call.exec), a, error))
@@ -441,87 +515,45 @@ static int gemm_rows(const struct value *in, const struct value *bias, const str
     return finish(&call, call.backend->gemm_rows(&args, &call.exec, error));
 }
 
-static int grouped_mm(const struct value *in, AtenTensorHandle *out, struct mx_error *error) {
-    return gemm_rows(in, &in[5], &in[6], out, error);
-}
-
-static int grouped_mm_dgrad(const struct value *in, AtenTensorHandle *out, struct mx_error *error) {
-    return gemm_rows(in, nullptr, &in[5], out, error);
-}
-
-// ------------------------------------------------------------------------------------------------------ gemm_depth
-
-static int check_depth(const struct value *in, struct mx_depth_args *args, struct mx_error *error) {
-    const struct value *a = &in[0], *a_scale = &in[1], *b = &in[2], *b_scale = &in[3], *offs = &in[4];
-    if (check_operand(a, a_scale, 2, "[rows, tokens]", a, error) ||
-        check_operand(b, b_scale, 2, "[columns, tokens]", a, error))
-        return 1;
-    if (a->sizes[1] != b->sizes[1])
-        return mx_fail(error, "%s must have the tokens of %s, %lld, as its last axis, got shape %s", b->name, a->name,
-                       (long long)a->sizes[1], list_text(2, b->sizes).chars);
-    if (check_offs(offs, a, error))
-        return 1;
-    *args = (struct mx_depth_args){.a = a->data,
-                                   .a_scale = a_scale->data,
-                                   .b = b->data,
-                                   .b_scale = b_scale->data,
-                                   .offs = offs->data,
-                                   .n = a->sizes[0],
-                                   .k = b->sizes[0],
-                                   .depth = a->sizes[1],
-                                   .groups = offs->sizes[0]};
-    return 0;
-}
-
-static int gemm_depth(const struct mx_depth_args *args, const struct value *in, struct mx_error *error) {
+static int gemm_depth(const struct value *in, const struct value *out, struct mx_error *error) {
+    const struct value *a = &in[0], *a_scale = &in[1], *b = &in[2], *b_scale = &in[3], *offs = &in[4]; // OPERANDS
+    const struct value *main_grad = named(in, "main_grad"), *target = main_grad->present ? main_grad : out;
+    const struct mx_depth_args args = {.a = a->data,
+                                       .a_scale = a_scale->data,
+                                       .b = b->data,
+                                       .b_scale = b_scale->data,
+                                       .offs = offs->data,
+                                       .out = target->data,
+                                       .n = a->sizes[0],
+                                       .k = b->sizes[0],
+                                       .depth = a->sizes[1],
+                                       .groups = offs->sizes[0],
+                                       .out_type = type_of(target),
+                                       .accumulate = main_grad->present,
+                                       .plain = named(in, "plain")->number};
     struct call call;
-    if (begin(in, &call, error) || check_aligned(&call, &in[0], error) || check_aligned(&call, &in[2], error) ||
-        reserve(&call, call.backend->gemm_depth_workspace(args, &call.exec), in, error))
+    if (begin(a, &call, error) || check_aligned(&call, a, error) || check_aligned(&call, b, error) ||
+        reserve(&call, call.backend->gemm_depth_workspace(&args, &call.exec), a, error))
         return 1;
-    return finish(&call, call.backend->gemm_depth(args, &call.exec, error));
-}
-
-static int grouped_mm_wgrad(const struct value *in, AtenTensorHandle *out, struct mx_error *error) {
-    struct mx_depth_args args;
-    if (check_depth(in, &args, error) || parse_out_type(&in[6], &args.out_type, error))
-        return 1;
-    args.plain = in[5].number;
-    int64_t sizes[] = {args.groups, args.n, args.k};
-    if (allocate(3, sizes, torch_dtype(args.out_type), &in[0], out, &args.out, error))
-        return 1;
-    return gemm_depth(&args, in, error);
-}
-
-static int grouped_mm_wgrad_accumulate(const struct value *in, AtenTensorHandle *out, struct mx_error *error) {
-    (void)out;
-    const struct value *main_grad = &in[5];
-    struct mx_depth_args args;
-    if (check_depth(in, &args, error))
-        return 1;
-    int64_t sizes[] = {args.groups, args.n, args.k};
-    if (check_like(main_grad, aoti_torch_dtype_float32(), 3, sizes, &in[0], error))
-        return 1;
-    args.out = main_grad->data;
-    args.out_type = MX_F32;
-    args.accumulate = 1;
-    args.plain = in[6].number;
-    return gemm_depth(&args, in, error);
+    return finish(&call, call.backend->gemm_depth(&args, &call.exec, error));
 }
 
 // -------------------------------------------------------------------------------------------------- boxed arguments
 
 enum kind { TENSOR, OPTIONAL_TENSOR, STRING, BOOL, OPTIONAL_DTYPE };
 
-static enum kind kind_of(const char *param) {
-    if (strncmp(param, "Tensor?", 7) == 0)
-        return OPTIONAL_TENSOR;
-    if (strncmp(param, "Tensor", 6) == 0)
-        return TENSOR;
-    if (strncmp(param, "str ", 4) == 0)
+// By the words that there are: "Tensor", "Tensor(a!)", "Tensor?", "str", "bool" and "ScalarType?".
+static enum kind kind_of(const struct param *param) {
+    switch (param->kind[0]) {
+    case 'T':
+        return param->kind[strlen("Tensor")] == '?' ? OPTIONAL_TENSOR : TENSOR;
+    case 's':
         return STRING;
-    if (strncmp(param, "bool ", 5) == 0)
+    case 'b':
         return BOOL;
-    return OPTIONAL_DTYPE; // "ScalarType?"
+    default:
+        return OPTIONAL_DTYPE;
+    }
 }
 
 static void *pointer_of(StableIValue slot) { return (void *)(uintptr_t)slot; }
@@ -541,9 +573,8 @@ static int unpack_tensor(StableIValue slot, struct value *v, struct mx_error *er
     return 0;
 }
 
-static int unpack(const char *param, StableIValue slot, struct value *v, struct mx_error *error) {
-    const char *name = strrchr(param, ' ') + 1;
-    memcpy(v->name, name, strcspn(name, "=")); // v is all zeros, and every name shorter than its field
+static int unpack(const struct param *param, StableIValue slot, struct value *v, struct mx_error *error) {
+    v->name = param->name;
     enum kind kind = kind_of(param);
     v->present = (kind != OPTIONAL_TENSOR && kind != OPTIONAL_DTYPE) || slot;
     if (!v->present)
@@ -565,7 +596,7 @@ static int unpack(const char *param, StableIValue slot, struct value *v, struct 
     return 0;
 }
 
-static void release(const char *param, StableIValue slot) {
+static void release(const struct param *param, StableIValue slot) {
     enum kind kind = kind_of(param);
     bool optional = kind == OPTIONAL_TENSOR || kind == OPTIONAL_DTYPE;
     if (optional && !slot)
@@ -581,25 +612,25 @@ static void release(const char *param, StableIValue slot) {
 
 // A boxed kernel owns its arguments. They are released before an error is raised, since raising does not return.
 static void run_op(const struct op *op, StableIValue *stack) {
-    struct value in[MAX_PARAMS] = {};
-    AtenTensorHandle out[MAX_OUTPUTS] = {};
+    struct value in[MAX_PARAMS + 1] = {}, out[MAX_OUTPUTS + 1] = {};
+    struct extents extents = {};
     struct mx_error error = {};
     int count = 0, failed = 0;
-    for (int i = 0; op->params[i]; i++) {
-        if (op->params[i][0] == '*')
-            continue;
-        failed = failed || unpack(op->params[i], stack[count], &in[count], &error);
-        count++;
-    }
-    failed = failed || op->run(in, out, &error);
+    for (const struct param *param = op->params; param->kind; param++)
+        if (param->name) {
+            failed = failed || unpack(param, stack[count], &in[count], &error);
+            count++;
+        }
+    failed = failed || check(op, in, &extents, &error) || allocate_results(op, in, &extents, out, &error) ||
+             op->run(in, out, &error);
     count = 0;
-    for (int i = 0; op->params[i]; i++)
-        if (op->params[i][0] != '*')
-            release(op->params[i], stack[count++]);
-    for (int i = 0; i < op->outputs; i++) {
-        if (failed && out[i])
-            aoti_torch_delete_tensor_object(out[i]);
-        stack[i] = (StableIValue)(uintptr_t)out[i];
+    for (const struct param *param = op->params; param->kind; param++)
+        if (param->name)
+            release(param, stack[count++]);
+    for (int i = 0; op->results[i].kind; i++) {
+        if (failed && out[i].handle)
+            aoti_torch_delete_tensor_object(out[i].handle);
+        stack[i] = (StableIValue)(uintptr_t)out[i].handle;
     }
     if (failed) {
         char message[sizeof error.text + 64];
@@ -610,61 +641,133 @@ static void run_op(const struct op *op, StableIValue *stack) {
 
 // ------------------------------------------------------------------------------------------------------------ table
 
-#define OFFS_OPERANDS(a, b) "Tensor " a, "Tensor " a "_scale", "Tensor " b, "Tensor " b "_scale", "Tensor offs", "*"
+static const struct type E4M3 = {"float8_e4m3fn", {aoti_torch_dtype_float8_e4m3fn}};
+static const struct type E8M0 = {"float8_e8m0fnu", {torch_dtype_float8_e8m0fnu}};
+static const struct type INT32 = {"int32", {aoti_torch_dtype_int32}};
+static const struct type FLOAT32 = {"float32", {aoti_torch_dtype_float32}};
+static const struct type FLOAT = {"bfloat16 or float32", {aoti_torch_dtype_bfloat16, aoti_torch_dtype_float32}};
+#define OR_NAME(name, threshold) " or " #name
+static const struct type ROUNDING = {.text = &(MX_ROUNDING_MODES(OR_NAME))[sizeof " or " - 1]};
 
-// X(C name, torch name, returns, number of outputs, parameters...)
-#define OPS(X)                                                                                                         \
-    X(quantize_rows, "quantize_rows", "(Tensor data, Tensor scale)", 2, "Tensor x", "str rounding=\"rceil\"")          \
-    X(quantize_cols, "quantize_cols", "(Tensor data_t, Tensor scale_t)", 2, "Tensor x", "Tensor? offs=None",           \
-      "str rounding=\"rceil\"")                                                                                        \
-    X(quantize_both, "quantize_both", "(Tensor data, Tensor scale, Tensor data_t, Tensor scale_t)", 4, "Tensor x",     \
-      "Tensor? offs=None", "str rounding=\"rceil\"")                                                                   \
-    X(zero_padding, "zero_padding_", "()", 0, "Tensor(a!) data", "Tensor(b!) scale", "Tensor offs")                    \
-    X(grouped_mm, "grouped_mm", "Tensor", 1, OFFS_OPERANDS("a", "b"), "Tensor? bias=None",                             \
-      "ScalarType? out_dtype=None")                                                                                    \
-    X(grouped_mm_dgrad, "grouped_mm_dgrad", "Tensor", 1, OFFS_OPERANDS("dy", "wt"), "ScalarType? out_dtype=None")      \
-    X(grouped_mm_wgrad, "grouped_mm_wgrad", "Tensor", 1, OFFS_OPERANDS("dyt", "xt"), "bool plain=False",               \
-      "ScalarType? out_dtype=None")                                                                                    \
-    X(grouped_mm_wgrad_accumulate, "grouped_mm_wgrad.accumulate", "()", 0, OFFS_OPERANDS("dyt", "xt"),                 \
-      "Tensor(a!) main_grad", "bool plain=False")
+#define LIST(...) {__VA_ARGS__}
+#define KEYWORDS {.kind = "*"}
+#define TENSOR(kind, name, type, shape) {kind, name, type, shape, nullptr}
+#define OPERAND(name, shape)                                                                                           \
+    TENSOR("Tensor", name, &E4M3, "[" shape "]"), TENSOR("Tensor", name "_scale", &E8M0, "[" shape "/32]")
+#define COPY(t, tokens, weights)                                                                                       \
+    TENSOR("Tensor", "data" t, &E4M3, "[" tokens "] or [" weights "]"),                                                \
+        TENSOR("Tensor", "scale" t, &E8M0, "[" tokens "/32] or [" weights "/32]")
+#define ROWS COPY("", "M, Kc", "E, N, Kc")
+#define COLS COPY("_t", "K, Mp", "E, K, Nc")
+#define X TENSOR("Tensor", "x", &FLOAT, "[M, K] or [E, N, K]")
+#define OFFS TENSOR("Tensor", "offs", &INT32, "[E]")
+#define OFFS_OR_NONE {"Tensor?", "offs", &INT32, "[E] or None", "None"}
+#define ROUNDING_MODE {"str", "rounding", &ROUNDING, nullptr, "\"rceil\""}
+#define DEPTH_OPERANDS OPERAND("dyt", "N, Tc"), OPERAND("xt", "K, Tc"), OFFS, KEYWORDS
+#define BIAS {"Tensor?", "bias", &FLOAT32, "[E, N]", "None"}
+#define PLAIN {"bool", "plain", nullptr, nullptr, "False"}
+#define OUT_DTYPE {"ScalarType?", "out_dtype", &FLOAT, nullptr, "None"}
+#define OUT(shape) TENSOR("Tensor", "", &FLOAT, shape)
 
-#define DEFINE_OP(fn, op_name, result, count, ...)                                                                     \
-    static const struct op fn##_op = {                                                                                 \
-        .name = (op_name), .params = {__VA_ARGS__}, .returns = (result), .outputs = (count), .run = (fn)};             \
-    static void fn##_boxed(StableIValue *stack, uint64_t inputs, uint64_t outputs) {                                   \
+// DO(name, torch's name, function, parameters, results)
+#define OPS(DO)                                                                                                        \
+    DO(quantize_rows, "quantize_rows", quantize, (X, ROUNDING_MODE), (ROWS))                                           \
+    DO(quantize_cols, "quantize_cols", quantize, (X, OFFS_OR_NONE, ROUNDING_MODE), (COLS))                             \
+    DO(quantize_both, "quantize_both", quantize, (X, OFFS_OR_NONE, ROUNDING_MODE), (ROWS, COLS))                       \
+    DO(zero_padding, "zero_padding_", zero_padding,                                                                    \
+       (TENSOR("Tensor(a!)", "data", &E4M3, "[N, Tc]"), TENSOR("Tensor(b!)", "scale", &E8M0, "[N, Tc/32]"), OFFS), ()) \
+    DO(grouped_mm, "grouped_mm", gemm_rows,                                                                            \
+       (OPERAND("a", "M, Kc"), OPERAND("b", "E, N, Kc"), OFFS, KEYWORDS, BIAS, OUT_DTYPE), (OUT("[M, N]")))            \
+    DO(grouped_mm_dgrad, "grouped_mm_dgrad", gemm_rows,                                                                \
+       (OPERAND("dy", "M, Nc"), OPERAND("wt", "E, K, Nc"), OFFS, KEYWORDS, OUT_DTYPE), (OUT("[M, K]")))                \
+    DO(grouped_mm_wgrad, "grouped_mm_wgrad", gemm_depth, (DEPTH_OPERANDS, PLAIN, OUT_DTYPE), (OUT("[E, N, K]")))       \
+    DO(grouped_mm_wgrad_accumulate, "grouped_mm_wgrad.accumulate", gemm_depth,                                         \
+       (DEPTH_OPERANDS, TENSOR("Tensor(a!)", "main_grad", &FLOAT32, "[E, N, K]"), PLAIN), ())
+
+#define DEFINE_OP(id, torch_name, function, parameters, returns)                                                       \
+    static const struct op id##_op = {                                                                                 \
+        .name = (torch_name), .run = (function), .params = LIST parameters, .results = LIST returns};                  \
+    static void id##_boxed(StableIValue *stack, uint64_t inputs, uint64_t outputs) {                                   \
         (void)inputs, (void)outputs;                                                                                   \
-        run_op(&fn##_op, stack);                                                                                       \
+        run_op(&id##_op, stack);                                                                                       \
     }
 OPS(DEFINE_OP)
 
+// All ops, and the kernels that torch calls.
+static const struct {
+    const struct op *op;
+    void (*boxed)(StableIValue *, uint64_t, uint64_t);
+} ops[] = {
+#define OP_ENTRY(id, ...) {&id##_op, id##_boxed},
+    OPS(OP_ENTRY)
+#undef OP_ENTRY
+};
+enum { OP_COUNT = sizeof ops / sizeof ops[0] };
+
+static void append_list(char *schema, size_t size, const struct param *list) {
+    const struct param *first = list;
+    append(schema, size, "(");
+    for (; list->kind; list++) {
+        append(schema, size, "%s%s", list == first ? "" : ", ", list->kind);
+        if (list->name)
+            append(schema, size, " %s", list->name);
+        if (list->preset)
+            append(schema, size, "=%s", list->preset);
+    }
+    append(schema, size, ")");
+}
+
 static int define(TorchLibraryHandle library, const struct op *op) {
     char schema[512];
-    size_t used = (size_t)snprintf(schema, sizeof schema, "%s(", op->name);
-    for (int i = 0; op->params[i]; i++)
-        used += (size_t)snprintf(schema + used, sizeof schema - used, i ? ", %s" : "%s", op->params[i]);
-    snprintf(schema + used, sizeof schema - used, ") -> %s", op->returns);
+    snprintf(schema, sizeof schema, "%s", op->name);
+    append_list(schema, sizeof schema, op->params);
+    append(schema, sizeof schema, " -> ");
+    append_list(schema, sizeof schema, op->results);
     return aoti_torch_library_def(library, schema);
+}
+
+// The text of TEXTS by its name, for mxfp8_moe/ops.py; null if there is none.
+[[gnu::visibility("default")]] const char *mxfp8_text(const char *name) {
+#define RETURN_TEXT(key, text)                                                                                         \
+    if (strcmp(name, #key) == 0)                                                                                       \
+        return key##_TEXT;
+    TEXTS(RETURN_TEXT)
+#undef RETURN_TEXT
+    return nullptr;
+}
+
+static const struct param *find_param(const struct param *list, const char *name) {
+    for (; list->kind; list++)
+        if (list->name && strcmp(list->name, name) == 0)
+            return list;
+    return nullptr;
+}
+
+// The rules of an op's parameter or result, for mxfp8_moe/ops.py: the type's words, or the shape. Null if it has none.
+[[gnu::visibility("default")]] const char *mxfp8_rule(const char *op, const char *name, bool shape) {
+    for (int i = 0; i < OP_COUNT; i++) {
+        if (strcmp(ops[i].op->name, op) != 0)
+            continue;
+        const struct param *param = find_param(ops[i].op->params, name);
+        if (!param)
+            param = find_param(ops[i].op->results, name);
+        if (param)
+            return shape ? param->shape : param->type ? param->type->text : nullptr;
+    }
+    return nullptr;
 }
 
 // Registers every op for CPU and CUDA tensors. Called once, by mxfp8_moe/ops.py. The library handles live as long as
 // the process, as torch requires. Nonzero on failure.
 [[gnu::visibility("default")]] int mxfp8_register_ops(void) {
-    static const struct {
-        const struct op *op;
-        void (*boxed)(StableIValue *, uint64_t, uint64_t);
-    } ops[] = {
-#define OP_ENTRY(fn, ...) {&fn##_op, fn##_boxed},
-        OPS(OP_ENTRY)
-#undef OP_ENTRY
-    };
     static const char *const keys[] = {"CPU", "CUDA"};
     TorchLibraryHandle library;
     int failed = aoti_torch_library_init_fragment("mxfp8", "mxfp8", 0, &library);
-    for (size_t i = 0; !failed && i < sizeof ops / sizeof ops[0]; i++)
+    for (size_t i = 0; !failed && i < OP_COUNT; i++)
         failed = define(library, ops[i].op);
     for (size_t k = 0; !failed && k < sizeof keys / sizeof keys[0]; k++) {
         failed = aoti_torch_library_init_impl("mxfp8", keys[k], "mxfp8", 0, &library);
-        for (size_t i = 0; !failed && i < sizeof ops / sizeof ops[0]; i++)
+        for (size_t i = 0; !failed && i < OP_COUNT; i++)
             failed = torch_library_impl(library, ops[i].op->name, ops[i].boxed, TORCH_ABI_2_11);
     }
     return failed;

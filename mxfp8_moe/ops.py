@@ -1,4 +1,4 @@
-"""`torch.ops.mxfp8`: loads the compiled library and tells the compiler the shape of every op's result.
+"""`torch.ops.mxfp8`: loads the compiled library and tells the compiler what every op takes and gives.
 
 Terms used throughout: tokens ``x [M, K]`` or ``dy [M, N]``, weights ``w [E, N, K]``, and ``offs [E]``, an int32 tensor
 of cumulative group ends: group ``g`` is rows ``offs[g-1]`` to ``offs[g]``; rows past ``offs[-1]`` are in no group.
@@ -35,14 +35,13 @@ without a synchronisation.
 """
 
 import ctypes
-import functools
-import inspect
-from collections.abc import Callable
+import re
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 BLOCK = 32
 """Elements of the contraction that share one scale."""
@@ -54,7 +53,7 @@ ROUNDINGS = ("rceil", "floor", "ceil", "even")
 """How a block's scale may be chosen: ``MX_ROUNDING_MODES`` of ``kernels/mx_args.h``."""
 
 
-def _load() -> None:
+def _load() -> ctypes.CDLL:
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < (2, 11):
         raise ImportError(f"mxfp8_moe needs torch 2.11 or later, found {torch.__version__}")
@@ -68,11 +67,15 @@ def _load() -> None:
         raise ImportError(
             f"{library} is missing; build it with `pip install .` (or `pip install -e .` for development)"
         )
-    if ctypes.CDLL(str(library)).mxfp8_register_ops() != 0:
+    loaded = ctypes.CDLL(str(library))
+    loaded.mxfp8_rule.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_bool)
+    loaded.mxfp8_rule.restype = loaded.mxfp8_text.restype = ctypes.c_char_p
+    if loaded.mxfp8_register_ops() != 0:
         raise ImportError(f"torch {torch.__version__} refused the registration of torch.ops.mxfp8")
+    return loaded
 
 
-_load()
+_SHIM = _load()
 
 
 def round_up(n: int, multiple: int) -> int:
@@ -85,113 +88,138 @@ def padded_tokens(m: int, groups: int) -> int:
     return (m + (GROUP_ALIGN - 1) * groups) // GROUP_ALIGN * GROUP_ALIGN
 
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+def _text(name: str) -> str:
+    """An error's text in csrc/shim.c, to be filled in by ``%``."""
+    text: bytes = _SHIM.mxfp8_text(name.encode())
+    return text.decode()
 
 
-def _fake(name: str) -> Callable[[_F], _F]:
-    """Registers what tells an op's result shapes. One meta tensor among others is enough to be sent here: refused."""
-
-    def register(shapes: _F) -> _F:
-        names = list(inspect.signature(shapes).parameters)
-
-        @functools.wraps(shapes)
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            given = dict(zip(names, args, strict=False)) | kwargs
-            tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
-            first = next(iter(tensors))
-            for argument, tensor in tensors.items():
-                if tensor.device != tensors[first].device:
-                    wanted = f"on {tensors[first].device} like {first}"
-                    raise RuntimeError(f"mxfp8::{name}: {argument} must be {wanted}, got {tensor.device}")
-            return shapes(*args, **kwargs)
-
-        torch.library.register_fake(f"mxfp8::{name}", checked)
-        return shapes
-
-    return register
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
-def _empty_pair(x: Tensor, *sizes: int) -> tuple[Tensor, Tensor]:
-    *leading, k = sizes
-    return (
-        x.new_empty(sizes, dtype=torch.float8_e4m3fn),
-        x.new_empty((*leading, k // BLOCK), dtype=torch.float8_e8m0fnu),
-    )
+def _is_contiguous(t: Tensor) -> bool:
+    """As csrc/shim.c has it. Tensor.is_contiguous would make a guard of whether an extent is 1."""
+    contiguous: Any = 1
+    for size, stride in zip(reversed(t.shape), reversed(t.stride()), strict=True):
+        if guard_or_false(stride != contiguous) and guard_or_false(size > 1):
+            return guard_or_false(t.numel() == 0)
+        contiguous = contiguous * size
+    return True
 
 
-@_fake("quantize_rows")
-def _quantize_rows(x: Tensor, rounding: str = "rceil") -> tuple[Tensor, Tensor]:
-    *leading, k = x.shape
-    return _empty_pair(x, *leading, round_up(k, BLOCK))
+class _Fake:
+    """What an op means for tensors without data: csrc/shim.c's checks and the results' shapes, by the same rules.
+
+    Sizes may be symbolic. A condition that cannot be decided then becomes a guard, or a check when the program runs.
+    """
+
+    def __init__(self, op: str) -> None:
+        def rule(name: str, shape: bool) -> str:
+            found: bytes | None = _SHIM.mxfp8_rule(op.encode(), name.encode(), shape)
+            return found.decode() if found else ""
+
+        packet, _, overload = op.partition(".")
+        schema = torch._C._get_schema(f"mxfp8::{packet}", overload)
+        self.prefix = f"mxfp8::{packet}: "
+        self.defaults = {argument.name: argument.default_value for argument in schema.arguments}
+        self.params = [(name, rule(name, False), rule(name, True)) for name in self.defaults]
+        self.results = [(rule(result.name, False), rule(result.name, True)) for result in schema.returns]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = self.defaults | dict(zip(self.defaults, args, strict=False)) | kwargs
+        return _FakeCall(self, given).results()
 
 
-@_fake("quantize_cols")
-def _quantize_cols(x: Tensor, offs: Tensor | None = None, rounding: str = "rceil") -> tuple[Tensor, Tensor]:
-    *leading, m, k = x.shape
-    return _empty_pair(x, *leading, k, round_up(m, BLOCK) if offs is None else padded_tokens(m, offs.shape[0]))
+class _FakeCall:
+    """One call of a `_Fake`. Everything here says in Python what csrc/shim.c says in C."""
+
+    def __init__(self, fake: _Fake, given: dict[str, Any]) -> None:
+        self.fake, self.given = fake, given
+        self.extents: dict[str, Any] = {}  # of axes, "M" or "Kc"
+        self.owners: dict[str, str] = {}  # by letter, the argument that set it
+        self.first, _, forms = fake.params[0]
+        ranks = [len(self._axes(form)) for form in forms.split(" or ")]
+        rank = given[self.first].dim()
+        self.form = ranks.index(rank) if rank in ranks else 0
+        for name, types, shape in fake.params:
+            if shape:
+                self._check_tensor(name, given[name], types, shape)
+            elif types:
+                self._check_scalar(name, given[name], types)
+
+    def results(self) -> Any:
+        like, made = self.given[self.first], []
+        for types, shape in self.fake.results:
+            dtype = getattr(torch, types.split(" or ")[0])
+            if " or " in types and self.given["out_dtype"] is not None:
+                dtype = self.given["out_dtype"]
+            sizes = [self._size(axis) for axis in self._axes(self._form_of(shape))]
+            made.append(like.new_empty(sizes, dtype=dtype))
+        return None if not made else made[0] if len(made) == 1 else tuple(made)
+
+    @staticmethod
+    def _axes(form: str) -> list[str]:
+        return re.findall(r"[A-Z][cp]?(?:/32)?", form)
+
+    def _form_of(self, shape: str) -> str:
+        forms = shape.split(" or ")
+        return forms[min(self.form, len(forms) - 1)]
+
+    def _size(self, axis: str) -> Any:
+        whole, _, blocks = axis.partition("/")
+        if whole in self.extents:
+            size = self.extents[whole]
+        elif whole[1:] == "c":
+            size = round_up(self.extents[whole[0]], BLOCK)
+        else:
+            size = padded_tokens(self.extents[whole[0]], self.extents["E"])
+        return size // BLOCK if blocks else size
+
+    def _fail(self, text: str, *values: object) -> None:
+        raise RuntimeError(self.fake.prefix + _text(text) % values)
+
+    def _require(self, condition: Any, text: str, *values: object) -> None:
+        torch._check(condition, lambda: self.fake.prefix + _text(text) % values)  # type: ignore[no-untyped-call]
+
+    def _check_scalar(self, name: str, value: Any, types: str) -> None:
+        if value is not None and (_name(value) if isinstance(value, torch.dtype) else value) not in types.split(" or "):
+            self._fail("TYPE", name, types, _name(value) if isinstance(value, torch.dtype) else f"'{value}'")
+
+    def _check_tensor(self, name: str, value: Tensor | None, types: str, shape: str) -> None:
+        first, form = self.given[self.first], self._form_of(shape)
+        if value is None:
+            if form != "None" and " or " in shape:
+                self._fail("MISSING", name, types, form, first.dim(), self.first)
+            return
+        if form == "None":
+            self._fail("UNWANTED", name, first.dim(), self.first)
+        if _name(value.dtype) not in types.split(" or "):
+            self._fail("TYPE", name, types, _name(value.dtype))
+        if value.device != first.device:
+            self._fail("DEVICE", name, first.device, self.first, value.device)
+        axes, sizes = self._axes(form), list(value.shape)
+        if len(axes) != len(sizes):
+            self._fail("RANK", name, shape, sizes)
+        self._check_sizes(name, axes, sizes)
+        if not _is_contiguous(value):
+            self._fail("CONTIGUOUS", name, sizes, list(value.stride()))
+
+    def _check_sizes(self, name: str, axes: list[str], sizes: list[Any]) -> None:
+        for axis, size in zip(axes, sizes, strict=True):
+            if axis[0] not in self.owners:
+                self.owners[axis[0]], self.extents[axis] = name, size
+                if axis[1:] == "c":
+                    self._require(size % BLOCK == 0, "BLOCKS", name, BLOCK, sizes)
+        wanted = [self._size(axis) for axis in axes]
+        for axis, size, want in zip(axes, sizes, wanted, strict=True):
+            if self.owners[axis[0]] != name:
+                self._require(size == want, "EXTENT", name, wanted, axis[0], self.owners[axis[0]], sizes)
 
 
-@_fake("quantize_both")
-def _quantize_both(
-    x: Tensor, offs: Tensor | None = None, rounding: str = "rceil"
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    *leading, m, k = x.shape
-    columns = round_up(m, BLOCK) if offs is None else padded_tokens(m, offs.shape[0])
-    return (*_empty_pair(x, *leading, m, round_up(k, BLOCK)), *_empty_pair(x, *leading, k, columns))
-
-
-@_fake("zero_padding_")
-def _zero_padding(data: Tensor, scale: Tensor, offs: Tensor) -> None:
-    return None
-
-
-@_fake("grouped_mm")
-def _grouped_mm(
-    a: Tensor,
-    a_scale: Tensor,
-    b: Tensor,
-    b_scale: Tensor,
-    offs: Tensor,
-    *,
-    bias: Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
-    return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype or torch.bfloat16)
-
-
-@_fake("grouped_mm_dgrad")
-def _grouped_mm_dgrad(
-    dy: Tensor, dy_scale: Tensor, wt: Tensor, wt_scale: Tensor, offs: Tensor, *, out_dtype: torch.dtype | None = None
-) -> Tensor:
-    return dy.new_empty((dy.shape[0], wt.shape[1]), dtype=out_dtype or torch.bfloat16)
-
-
-@_fake("grouped_mm_wgrad")
-def _grouped_mm_wgrad(
-    dyt: Tensor,
-    dyt_scale: Tensor,
-    xt: Tensor,
-    xt_scale: Tensor,
-    offs: Tensor,
-    *,
-    plain: bool = False,
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
-    return dyt.new_empty((offs.shape[0], dyt.shape[0], xt.shape[0]), dtype=out_dtype or torch.bfloat16)
-
-
-@_fake("grouped_mm_wgrad.accumulate")
-def _grouped_mm_wgrad_accumulate(
-    dyt: Tensor,
-    dyt_scale: Tensor,
-    xt: Tensor,
-    xt_scale: Tensor,
-    offs: Tensor,
-    *,
-    main_grad: Tensor,
-    plain: bool = False,
-) -> None:
-    return None
+for _op in torch._C._dispatch_get_all_op_names():
+    if _op.startswith("mxfp8::"):  # all of them are the library's here
+        torch.library.register_fake(_op, _Fake(_op.removeprefix("mxfp8::")))
 
 
 def _track_mutation(name: str, *mutated: str) -> None:

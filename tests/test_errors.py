@@ -11,6 +11,9 @@ import reference as ref
 import torch
 from inputs import offs_of, quantizer_layout, random_operand, random_values
 from torch import Tensor
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import mxfp8_moe
 
@@ -104,16 +107,17 @@ def operand_cases(
     cases = []
     for name, sizes in ((left, left_shape), (right, right_shape)):
         scale_sizes = (*sizes[:-1], sizes[-1] // 32)
-        text = re.escape(str(list(sizes)))
+        text, axes = re.escape(str(list(sizes))), r"\[\w+" + r", \w+" * (len(sizes) - 1) + r"\]"
+        blocks = "multiple of 32" if name == left else rf"{sizes[-1]}\].*\b{left}\b"
         cases += [
             Wrong(op, name, cast(torch.bfloat16), ["bfloat16", E4M3], "bf16"),
             Wrong(op, name, cast(torch.float8_e5m2), ["float8_e5m2", E4M3], "e5m2"),
             Wrong(op, name, cast(torch.uint8), ["uint8", E4M3], "uint8"),
-            Wrong(op, name, shape(*sizes[1:]), [re.escape(str(list(sizes[1:]))), f"{len(sizes)}-D"], "rank too low"),
-            Wrong(op, name, shape(1, *sizes), [re.escape(str([1, *sizes])), f"{len(sizes)}-D"], "rank too high"),
+            Wrong(op, name, shape(*sizes[1:]), [re.escape(str(list(sizes[1:]))), axes], "rank too low"),
+            Wrong(op, name, shape(1, *sizes), [re.escape(str([1, *sizes])), axes], "rank too high"),
             Wrong(op, name, strided, ["contiguous", text, "stride"], "strided"),
             Wrong(op, name, transposed, ["contiguous", text, "stride"], "transposed"),
-            Wrong(op, name, shape(*sizes[:-1], 48), ["48", "multiple of 32"], "no whole blocks"),
+            Wrong(op, name, shape(*sizes[:-1], 48), ["48", blocks], "no whole blocks"),
             Wrong(op, f"{name}_scale", cast(torch.float8_e4m3fn), [E4M3, E8M0], "dtype"),
             Wrong(op, f"{name}_scale", cast(torch.float32), ["float32", E8M0], "fp32"),
             Wrong(op, f"{name}_scale", cast(torch.uint8), ["uint8", E8M0], "uint8"),
@@ -127,7 +131,8 @@ def operand_cases(
             "rank": [*scale_sizes, 1],
         }
         for why, wrong in wrong_sizes.items():
-            says = [re.escape(str(list(scale_sizes))), re.escape(str(wrong))]
+            says = [r"Kc/32\]|Nc/32\]|Tc/32\]" if why == "rank" else re.escape(str(list(scale_sizes))),
+                    re.escape(str(wrong))]  # fmt: skip
             cases.append(Wrong(op, f"{name}_scale", shape(*wrong), says, why))
     return cases
 
@@ -137,8 +142,8 @@ def offs_cases(op: str, groups_from: bool = False) -> list[Wrong]:
     cases = [
         Wrong(op, "offs", cast(torch.int64), ["int64", INT32], "int64"),
         Wrong(op, "offs", cast(torch.float32), ["float32", INT32], "float32"),
-        Wrong(op, "offs", shape(3, 1), [r"\[3, 1\]", r"1-D|shape \[3\]"], "rank"),
-        Wrong(op, "offs", shape(), [r"\[\]", r"1-D|shape \[3\]"], "scalar"),
+        Wrong(op, "offs", shape(3, 1), [r"\[3, 1\]", r"shape \[E\]"], "rank"),
+        Wrong(op, "offs", shape(), [r"\[\]", r"shape \[E\]"], "scalar"),
         Wrong(op, "offs", strided, ["contiguous", "stride"], "strided"),
         Wrong(op, "offs", other_device, ["cpu", "meta|cuda"], "device"),
     ]
@@ -155,8 +160,8 @@ def quantize_cases(op: str) -> list[Wrong]:
         Wrong(op, "x", cast(torch.float16), ["float16", "bfloat16", "float32"], "fp16"),
         Wrong(op, "x", cast(torch.float64), ["float64", "bfloat16", "float32"], "fp64"),
         Wrong(op, "x", cast(torch.float8_e4m3fn), [E4M3, "bfloat16", "float32"], "fp8"),
-        Wrong(op, "x", shape(64), [r"\[64\]", "2-D", "3-D"], "rank 1"),
-        Wrong(op, "x", shape(1, 2, 3, 32), [r"\[1, 2, 3, 32\]", "2-D", "3-D"], "rank 4"),
+        Wrong(op, "x", shape(64), [r"\[64\]", r"\[M, K\]", r"\[E, N, K\]"], "rank 1"),
+        Wrong(op, "x", shape(1, 2, 3, 32), [r"\[1, 2, 3, 32\]", r"\[M, K\]", r"\[E, N, K\]"], "rank 4"),
         Wrong(op, "x", strided, ["contiguous", r"\[150, 64\]", "stride"], "strided"),
         Wrong(op, "x", lambda t: t.T.contiguous().T, ["contiguous", r"\[150, 64\]", "stride"], "transposed"),
         Wrong(op, "rounding", lambda _: "nearest", ["nearest", "rceil", "floor", "ceil", "even"], "unknown"),
@@ -180,7 +185,7 @@ def product_cases() -> list[Wrong]:
     bias = {
         "dtype": (cast(torch.bfloat16), ["bfloat16", "float32"]),
         "shape": (shape(GROUPS, N + 1), [r"\[3, 41\]", r"\[3, 40\]"]),
-        "rank": (shape(N), [r"\[40\]", r"\[3, 40\]"]),
+        "rank": (shape(N), [r"\[40\]", r"\[E, N\]"]),
         "strided": (strided, ["contiguous", "stride"]),
         "device": (other_device, ["cpu", "meta|cuda"]),
     }
@@ -204,7 +209,7 @@ def product_cases() -> list[Wrong]:
             Wrong(op, "main_grad", cast(torch.float64), ["float64", "float32"], "fp64"),
             Wrong(op, "main_grad", shape(GROUPS, K, N), [grad, re.escape(str([GROUPS, K, N]))], "transposed"),
             Wrong(op, "main_grad", shape(GROUPS + 1, N, K), [grad, re.escape(str([GROUPS + 1, N, K]))], "groups"),
-            Wrong(op, "main_grad", shape(N, K), [grad, re.escape(str([N, K]))], "rank"),
+            Wrong(op, "main_grad", shape(N, K), [r"\[E, N, K\]", re.escape(str([N, K]))], "rank"),
             Wrong(op, "main_grad", strided, ["contiguous", "stride"], "strided"),
             Wrong(op, "main_grad", other_device, ["cpu", "meta|cuda"], "device"),
         ]
@@ -215,7 +220,7 @@ CASES = [
     *(case for op in ("quantize_rows", "quantize_cols", "quantize_both") for case in quantize_cases(op)),
     *product_cases(),
     Wrong("zero_padding_", "data", cast(torch.uint8), ["uint8", E4M3], "dtype"),
-    Wrong("zero_padding_", "data", shape(2, 40, 160), [r"\[2, 40, 160\]", "2-D"], "rank"),
+    Wrong("zero_padding_", "data", shape(2, 40, 160), [r"\[2, 40, 160\]", r"\[N, Tc\]"], "rank"),
     Wrong("zero_padding_", "data", strided, ["contiguous", "stride"], "strided"),
     Wrong("zero_padding_", "data", shape(40, 150), ["150", "multiple of 32"], "no whole blocks"),
     Wrong("zero_padding_", "scale", cast(torch.uint8), ["uint8", E8M0], "dtype"),
@@ -243,6 +248,14 @@ def assert_refused(op: str, arguments: dict[str, object], name: str, says: list[
         ref.assert_same_bits(ref.bits(target), wanted, "a target after an error")
 
 
+def spoilt(case: Wrong, device: torch.device) -> dict[str, object]:
+    arguments = good_arguments(case.op, device)
+    if case.name == "bias":
+        arguments["bias"] = torch.zeros(GROUPS, N, device=device)
+    arguments[case.name] = case.spoil(arguments.get(case.name))
+    return arguments
+
+
 def test_good_arguments_are_good(device: torch.device) -> None:
     """Guards the cases below: what they spoil works unspoilt."""
     for op in {case.op for case in CASES}:
@@ -251,11 +264,7 @@ def test_good_arguments_are_good(device: torch.device) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_wrong_argument(case: Wrong, device: torch.device) -> None:
-    arguments = good_arguments(case.op, device)
-    if case.name == "bias":
-        arguments["bias"] = torch.zeros(GROUPS, N, device=device)
-    arguments[case.name] = case.spoil(arguments.get(case.name))
-    assert_refused(case.op, arguments, case.name, case.says)
+    assert_refused(case.op, spoilt(case, device), case.name, case.says)
 
 
 CONTRACTIONS = [
@@ -267,13 +276,76 @@ CONTRACTIONS = [
 ]
 
 
+def differing(op: str, right: str, sizes: tuple[int, ...], device: torch.device) -> dict[str, object]:
+    data, scale = random_operand(sizes, "finite", 1, device)
+    return good_arguments(op, device) | {right: data, f"{right}_scale": scale}
+
+
 @pytest.mark.parametrize(("op", "left", "right", "sizes"), CONTRACTIONS)
 def test_contractions_differ(op: str, left: str, right: str, sizes: tuple[int, ...], device: torch.device) -> None:
     """Two operands, each with scales that fit it, whose contraction extents differ."""
-    arguments = good_arguments(op, device)
-    extent = arguments[left].shape[-1]
-    arguments[right], arguments[f"{right}_scale"] = random_operand(sizes, "finite", 1, device)
-    assert_refused(op, arguments, right, [rf"\b{left}\b", str(sizes[-1]), str(extent)])
+    arguments = differing(op, right, sizes, device)
+    assert_refused(op, arguments, right, [rf"\b{left}\b", str(sizes[-1]), str(arguments[left].shape[-1])])
+
+
+# What follows this section cannot be seen without data or storage: the values of offs, addresses, layouts other than
+# strided, memory that runs out.
+FAKES = ("meta", "FakeTensorMode", "symbolic sizes")
+fakes = pytest.mark.parametrize("kind", FAKES)
+
+
+def to_meta(t: Tensor) -> Tensor:
+    """Of the same strides, which Tensor.to would not keep. What is on meta already goes to the CPU, to differ still."""
+    device = "cpu" if t.device.type == "meta" else "meta"
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device)
+
+
+def refusal(op: str, arguments: dict[str, object]) -> str:
+    with pytest.raises(RuntimeError) as caught:
+        call(op, arguments)
+    return str(caught.value)
+
+
+def assert_fakes_refused(op: str, arguments: dict[str, object], kind: str) -> None:
+    """The same text as for real tensors, but for the devices' names on meta."""
+    wanted = refusal(op, arguments)
+    if kind == "meta":
+        devices = r"\b(cpu|meta|cuda:\d+)\b"
+        metas = {name: to_meta(value) if isinstance(value, Tensor) else value for name, value in arguments.items()}
+        assert re.sub(devices, "", refusal(op, metas)) == re.sub(devices, "", wanted)
+        return
+    symbolic = kind == "symbolic sizes"
+    mode = FakeTensorMode(shape_env=ShapeEnv() if symbolic else None)
+
+    def fake(name: str, value: object) -> object:
+        if not isinstance(value, Tensor):
+            return value
+        if not symbolic:
+            return mode.from_tensor(value)
+        symbols = StatelessSymbolicContext([DimDynamic.DYNAMIC] * value.dim())
+        return mode.from_tensor(value, symbolic_context=symbols, source=ConstantSource(name))
+
+    made = {name: fake(name, value) for name, value in arguments.items()}
+    with mode:
+        text = refusal(op, made)
+    if symbolic:  # these stand for the sizes, in the text
+        wanted, text = (re.sub(r"\[.*?\]|(?<=of )\d+", "", t) for t in (wanted, text))
+    assert text == wanted
+
+
+@fakes
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_wrong_argument_without_data(case: Wrong, kind: str, device: torch.device) -> None:
+    """Tracing and export refuse what the kernels refuse."""
+    assert_fakes_refused(case.op, spoilt(case, device), kind)
+
+
+@fakes
+@pytest.mark.parametrize(("op", "left", "right", "sizes"), CONTRACTIONS)
+def test_contractions_differ_without_data(
+    op: str, left: str, right: str, sizes: tuple[int, ...], kind: str, device: torch.device
+) -> None:
+    assert_fakes_refused(op, differing(op, right, sizes, device), kind)
 
 
 def test_unsupported_device(device: torch.device) -> None:

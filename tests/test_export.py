@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import mxfp8_moe
 
+ops = torch.ops.mxfp8
 strictness = pytest.mark.parametrize("strict", [False, True], ids=["non_strict", "strict"])
 
 
@@ -92,3 +93,42 @@ def test_decompositions_leave_the_ops(device: torch.device) -> None:
     assert operators(program).count("mxfp8.grouped_mm.default") == 2
     arguments = example([0, 77, 13], 4, device)
     ref.assert_same_bits(program.module()(*arguments).detach(), layer(*arguments).detach())
+
+
+@strictness
+def test_every_extent_is_dynamic(strict: bool, device: torch.device) -> None:
+    """The ops' own checks make no size a constant, and tie none but those that must be equal."""
+
+    class Ops(nn.Module):
+        def forward(self, x: Tensor, w: Tensor, offs: Tensor) -> tuple[Tensor, ...]:
+            xq, xs, xtq, xts = ops.quantize_both(x, offs)
+            wq, ws, wtq, wts = ops.quantize_both(w)
+            y = ops.grouped_mm(xq, xs, wq, ws, offs)
+            dq, ds, dtq, dts = ops.quantize_both(y, offs)
+            dx = ops.grouped_mm_dgrad(dq, ds, wtq, wts, offs)
+            return y, dx, ops.grouped_mm_wgrad(dtq, dts, xtq, xts, offs)
+
+    def tensors(e: int, m: int, n: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        lengths = [m // e] * e
+        return random_values((m, k), 1, device), random_values((e, n, k), 2, device), offs_of(lengths, device)
+
+    # From 33 on: torch itself asks of every tensor, a copy's scales [M, Kc/32] too, whether an extent is 1.
+    dims = {name: torch.export.Dim(name, min=2 if name in "em" else 33, max=4096) for name in "emnk"}
+    shapes = ({0: dims["m"], 1: dims["k"]}, {0: dims["e"], 1: dims["n"], 2: dims["k"]}, {0: dims["e"]})
+    program = torch.export.export(Ops(), tensors(3, 40, 33, 70), dynamic_shapes=shapes, strict=strict)
+    for sizes in ((3, 40, 33, 70), (2, 300, 64, 34), (7, 5, 100, 129)):
+        for got, wanted in zip(program.module()(*tensors(*sizes)), Ops()(*tensors(*sizes)), strict=True):
+            ref.assert_same_bits(got, wanted)
+
+
+@strictness
+def test_a_wrong_program_is_refused(strict: bool, device: torch.device) -> None:
+    """At export, by the op's own text, and not when it runs."""
+
+    class Wrong(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return ops.quantize_cols(x)
+
+    arguments, shapes = (random_values((40, 70), 1, device),), ({0: torch.export.Dim("tokens", min=2)},)
+    with pytest.raises(Exception, match=r"offs must be int32 \[E\] for a 2-D x, got None"):
+        torch.export.export(Wrong(), arguments, dynamic_shapes=shapes, strict=strict)
