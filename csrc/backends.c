@@ -12,20 +12,18 @@ int mx_fail(struct mx_error *error, const char *format, ...) {
     return 1;
 }
 
-// Each is defined in a folder of kernels/. Best first: of those that run a tensor, the first that is available does.
-#if defined(__x86_64__)
-#define X86_64_BACKENDS(X) X(mx_cpu_avx512) X(mx_cpu_avx2)
-#else
-#define X86_64_BACKENDS(X)
-#endif
-#define BACKENDS(X) X(mx_gfx950) X(mx_sm90) X(mx_gfx950_emulator) X86_64_BACKENDS(X) X(mx_cpu_portable)
+// Each is defined in a folder of kernels/.
+extern const struct mx_backend mx_gfx950, mx_gfx950_emulator, mx_sm90, mx_cpu_avx512, mx_cpu_avx2, mx_cpu_portable;
 
-#define DECLARE(name) extern const struct mx_backend name;
-BACKENDS(DECLARE)
-
+// Best first: of those that run a tensor, the first that is available does.
 const struct mx_backend *const *mx_backends(int *count) {
-#define ENTRY(name) &name,
-    static const struct mx_backend *const backends[] = {BACKENDS(ENTRY)};
+    static const struct mx_backend *const backends[] = {
+        &mx_gfx950,       &mx_sm90,     &mx_gfx950_emulator,
+#if defined(__x86_64__)
+        &mx_cpu_avx512,   &mx_cpu_avx2,
+#endif
+        &mx_cpu_portable,
+    };
     *count = sizeof backends / sizeof backends[0];
     return backends;
 }
