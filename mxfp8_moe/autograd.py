@@ -212,9 +212,8 @@ def _chunk_sums(x: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
     moved = torch.cat([ends.new_zeros(1), chunk_ends[:-1]]) * _CHUNK - starts  # of each group's rows, to whole chunks
     row = torch.arange(m, device=x.device)
     chunks = m // _CHUNK + groups
-    padded = x.new_zeros(chunks * _CHUNK, x.shape[1])
-    padded.index_copy_(0, row + moved[torch.searchsorted(ends, row, right=True)], x)
-    sums = padded.view(chunks, _CHUNK, x.shape[1])
+    sums = x.new_zeros(chunks, _CHUNK, x.shape[1])
+    sums.flatten(0, 1).index_copy_(0, row + moved[torch.searchsorted(ends, row, right=True)], x)
     while sums.shape[1] > 1:
         half = sums.shape[1] // 2
         sums = sums[:, :half].float() + sums[:, half:].float()
@@ -239,6 +238,8 @@ _torch_grouped_mm = torch.ops.aten._grouped_mm  # as it is now: a user may set t
 
 def _wgrad_hp(dy: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     """``[E, N, K]`` from unquantized ``dy [M, N]`` and ``x [M, K]``, by torch's own kernel; empty groups give 0."""
+    if 0 in (*dy.shape, *x.shape, *ends.shape):  # some of which torch's kernels refuse
+        return dy.new_zeros(ends.shape[0], dy.shape[1], x.shape[1])
     dw: Tensor = _torch_grouped_mm(_pad_rows(dy).t(), _pad_rows(x), ends)[:, : dy.shape[1], : x.shape[1]]
     empty = torch.cat([ends[:1], ends.diff()]) == 0
     return dw.masked_fill(empty[:, None, None], 0)

@@ -75,7 +75,7 @@ def test_errors_name_the_function(device: torch.device, checks_offs: bool) -> No
         lambda: mxfp8_moe.grouped_mm(pr.A, pr.B_t, offs=pr.offs, rounding="up"),
         lambda: mxfp8_moe.quantize_weight(pr.B_t, rounding="up"),
     ):
-        with pytest.raises(RuntimeError, match=r"^(grouped_mm|quantize_weight): rounding must be one of .* got 'up'"):
+        with pytest.raises(RuntimeError, match=r"^(grouped_mm|quantize_weight): rounding must be .* got 'up'"):
             call()
     pr.offs[2] = 3
     if checks_offs:

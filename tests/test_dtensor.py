@@ -687,7 +687,7 @@ def test_dtensor(name: str, backend: str) -> None:
 
 def test_spmd_types_knows_the_functions(device: torch.device) -> None:
     """Its strict checker, which refuses unknown Functions, types the result and lets the gradients through."""
-    import spmd_types as spmd
+    spmd = pytest.importorskip("spmd_types", reason="the extra `test` installs it; it is not installed here")
     from spmd_types.checker import typecheck
 
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
