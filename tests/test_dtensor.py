@@ -113,6 +113,11 @@ def full(t: Tensor) -> Tensor:
     return t.full_tensor()
 
 
+def assert_no_gradient(leaf: DTensor) -> None:
+    """Of what main_grad took. torch 2.11 makes zeros of no gradient on its way back to a DTensor."""
+    assert leaf.grad is None or (torch.__version__ < "2.12" and (full(leaf.grad) == 0).all())
+
+
 def assert_placed(t: Tensor, mesh: DeviceMesh, placements: list[Placement]) -> None:
     assert isinstance(t, DTensor)
     assert t.device_mesh == mesh
@@ -225,7 +230,7 @@ def tokens() -> None:
 
     main_grad = DTensor.from_local(torch.zeros(pr.B_t.shape), mesh, [P])
     mxfp8_moe.grouped_mm(A, B_t, offs=pr.offs, main_grad=main_grad).backward(rows(mesh, pr.dout))
-    assert B_t.grad is None
+    assert_no_gradient(B_t)
     ref.assert_same_bits(full(main_grad), runs[0][2] + runs[1][2])
 
 
@@ -396,7 +401,7 @@ def options() -> None:
         mine = distribute_tensor(main_grad, mesh, [S(shard)])
         got = mxfp8_moe.grouped_mm(A, W.transpose(-2, -1), offs=pr.offs, main_grad=mine.transpose(-2, -1), **given)
         got.backward(distribute_tensor(pr.dout, mesh, [S(1) if column else R]))
-        assert W.grad is None
+        assert_no_gradient(W)
         ref.assert_same_bits(full(mine), added)
         if column:
             ref.assert_same_bits(full(got.detach()), y.detach())
@@ -615,7 +620,9 @@ def products() -> None:
             assert_op(ops.grouped_mm_wgrad, args, [out], out_dtype=dtype)
     args = {**pair("a", a, R), **pair("b", b, S(1)), "offs": (offs, R)}
     assert_op(ops.grouped_mm, {**args, "bias": (bias, S(1))}, [S(1)])
-    with raises("bias must be Shard(dim=1) in dimension 0", "got Replicate()"):
+    # torch 2.11 tries the op on the shards before it says that no rule fits.
+    old = torch.__version__ < "2.12"
+    with raises("bias must have shape" if old else "bias must be Shard(dim=1) in dimension 0"):
         assert_op(ops.grouped_mm, {**args, "bias": (bias, R)}, [S(1)])
     with raises("a_scale must be Replicate()", "got Shard(dim=0)"):
         assert_op(ops.grouped_mm, {**args, "a_scale": (a[1], S(0))}, [S(1)])
