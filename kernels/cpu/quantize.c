@@ -130,7 +130,7 @@ struct place {
             if (part <= 0)
                 break;
             int count = part < MX_BLOCK ? part : MX_BLOCK;
-            words v = words_of(load_block(args, at.row + r, at.col + b * MX_BLOCK, count, type), type);
+            words v = words_of(load_block(args, at.row + r, at.col + (int64_t)b * MX_BLOCK, count, type), type);
             signed_words magnitude = (signed_words)(v & 0x7fff);
             s->x[r][b] = v;
             if (want_rows)
