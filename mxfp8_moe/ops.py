@@ -28,9 +28,10 @@ plain=False, out_dtype=None)``                              empty group gives ex
 
 ``rounding`` is ``rceil``, ``floor``, ``ceil`` or ``even`` and sets a block's scale from its largest magnitude (OCP MX
 v1.0); elements round to nearest even and saturate at 448. ``out_dtype`` is ``bfloat16`` (default) or ``float32``; sums
-are float32. ``plain=True`` takes operands whose groups lie at ``offs`` itself (multiples of 32); whatever lies past
-``offs[-1]`` there must first be cleared by ``zero_padding_``. Wrong dtype, rank, shape, device or layout raises
-RuntimeError before anything is written; so do bad values in ``offs`` on the CPU, the only place where they can be read
+are float32, and on the CPU results below 2^-110 have an absolute error of up to 2^-133. ``plain=True`` takes operands
+whose groups lie at ``offs`` itself (multiples of 32); whatever lies past ``offs[-1]`` there must first be cleared by
+``zero_padding_``. Wrong dtype, rank, shape, device or layout raises RuntimeError before anything is written; so do bad
+values in ``offs`` on the CPU, the only place where they can be read
 without a synchronisation.
 """
 

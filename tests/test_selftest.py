@@ -132,6 +132,32 @@ def test_wrong_result_without_experts_is_found(monkeypatch, capsys, device, op: 
     assert run(capsys, device)[:2] == (1, ["no experts"])
 
 
+def test_a_gradient_that_nobody_asked_for_is_found(monkeypatch, capsys, device) -> None:
+    genuine = selftest.mxfp8_moe.grouped_mm
+
+    def eager(*args: Any, main_grad: Tensor | None = None, **options: Any) -> Tensor:
+        if main_grad is not None:
+            main_grad += 1
+        return genuine(*args, main_grad=main_grad, **options)
+
+    monkeypatch.setattr(selftest.mxfp8_moe, "grouped_mm", eager)
+    status, failed, text = run(capsys, device)
+    assert (status, failed) == (1, ["partial backward"])
+    assert "main_grad before its backward" in text
+
+
+def test_ends_that_are_believed_are_found(monkeypatch, capsys, device, checks_offs: bool) -> None:
+    if checks_offs:
+        pytest.skip("the CPU refuses such offs")
+    genuine = selftest.mxfp8_moe.grouped_mm
+
+    def believing(*args: Any, offs: Tensor, **options: Any) -> Tensor:
+        return genuine(*args, offs=offs, **options) + (offs.max() > 1_000_000)
+
+    monkeypatch.setattr(selftest.mxfp8_moe, "grouped_mm", believing)
+    assert run(capsys, device)[:2] == (1, ["bad offs"])
+
+
 def test_padding_that_stays_is_found(monkeypatch, capsys, device) -> None:
     def change(result: None, arguments: dict[str, Any]) -> None:
         arguments["first"].view(torch.uint8)[0, -1] = 1

@@ -200,6 +200,37 @@ def check_no_experts(device: torch.device) -> str:
     return f"every operator, 40 and {M} tokens"
 
 
+def check_partial_backward(device: torch.device) -> str:
+    """Backwards that ask for one gradient: the others are not computed, and main_grad takes its own once."""
+    offs = offsets(LENGTHS, device)
+    x, dy = integer_values((M, K), 80).to(device).requires_grad_(), integer_values((M, N), 81).to(device)
+    w = integer_values((len(LENGTHS), N, K), 82).to(device).requires_grad_()
+    y = mxfp8_moe.grouped_mm(x, w.mT, offs=offs)
+    dx, dw = (t.cpu() for t in torch.autograd.grad(y, (x, w), dy))
+    main_grad = torch.zeros(w.shape, device=device)
+    y = mxfp8_moe.grouped_mm(x, w.mT, offs=offs, main_grad=main_grad.mT)
+    (partial,) = torch.autograd.grad(y, x, dy, retain_graph=True)
+    expect(partial, dx, "dx alone")
+    expect(main_grad, torch.zeros(w.shape), "main_grad before its backward")
+    torch.autograd.backward(y, dy, inputs=[w])
+    expect(main_grad, dw.float(), "main_grad after it")
+    return "dx, then the weight's into main_grad"
+
+
+def check_bad_offs(device: torch.device) -> str:
+    """Ends past the rows, which a device cannot refuse: cut to the rows that there are, in backward too."""
+    x, dy = integer_values((10, K), 90).to(device).requires_grad_(), integer_values((10, N), 91).to(device)
+    w, bias = integer_values((2, N, K), 92).to(device), torch.ones(2, N, device=device, requires_grad=True)
+    results = []
+    for last in (10, 2_000_000_000):
+        offs = torch.tensor([5, last], dtype=torch.int32, device=device)
+        y = mxfp8_moe.grouped_mm(x, w.mT, offs=offs, bias=bias)
+        results.append([t.cpu() for t in (y.detach(), *torch.autograd.grad(y, (x, bias), dy))])
+    for name, tensor, wanted in zip(("y", "dx", "dbias"), results[1], results[0], strict=True):
+        expect(tensor, wanted, name)
+    return "offs [5, 2000000000] of 10 rows are [5, 10]"
+
+
 def check_range(device: torch.device) -> str:
     """Every finite E4M3 code, within float32's rounding errors; then a NaN, which stays in its group."""
     k = 256
@@ -346,6 +377,9 @@ def checks(device: torch.device) -> Iterator[tuple[str, Check]]:
         yield f"quantize {rounding}", lambda d, rounding=rounding: check_quantize(rounding, d)  # type: ignore[misc]
     yield "autograd step", check_step
     yield "no experts", check_no_experts
+    yield "partial backward", check_partial_backward
+    if device.type == "cuda" or gfx950.is_emulated(device):
+        yield "bad offs", check_bad_offs
     yield "E4M3's range and NaN", check_range
     yield "same bits every time", check_repeats
     if device.type == "cuda":
