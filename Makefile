@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 ARGS ?=
+JOBS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
 
 BIN := $(VENV)/bin
 C_FILES := $(wildcard csrc/*.c csrc/*.h csrc/*.cpp kernels/*.h kernels/*/*.c kernels/*/*.h)
@@ -18,16 +19,16 @@ ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -shared-lib
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) TORCH=$(TORCH) ARGS= (passed on to pytest, the demo or the benchmark)"
+	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) TORCH=$(TORCH) JOBS=$(JOBS) (of tests) ARGS= (passed on to pytest, the demo or the benchmark)"
 
 build: $(VENV)/.built ## set up the virtual environment and build in place
 
 test: build $(if $(filter gfx950-emu,$(MXFP8_BACKEND)),build/emu/libmxfp8_emu.so) ## run the test-suite (ARGS="--backend cpu-avx2 -k ragged")
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 test-gfx950: build build/emu/libmxfp8_emu.so ## run the gfx950 kernels on the emulator, and its own tests (needs llvm-22, no GPU)
 	@command -v llvm-mc-22 >/dev/null || $(call apt_install,llvm-22)
-	$(BIN)/python -m pytest tests/emu tests/gfx950 $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/emu tests/gfx950 $(ARGS)
 
 selftest: build $(if $(filter gfx950-emu,$(MXFP8_BACKEND)),build/emu/libmxfp8_emu.so) ## check this machine's device against a reference (ARGS="--device cpu --no-benchmark")
 	MXFP8_EMU_LIBRARY=$(CURDIR)/build/emu/libmxfp8_emu.so MXFP8_EMU_OOB=zero $(BIN)/python -m mxfp8_moe.selftest $(ARGS)

@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 
@@ -26,7 +27,10 @@ def _cached(source, suffix, make):
     out = LIBRARY.parent / "code" / (hashlib.sha256(source.encode()).hexdigest()[:16] + suffix)
     out.parent.mkdir(parents=True, exist_ok=True)
     if not out.exists():
-        make(out)
+        with tempfile.TemporaryDirectory(dir=out.parent) as folder:
+            made = pathlib.Path(folder) / out.name
+            make(made)
+            os.replace(made, out)  # whole or not at all: tests run side by side
     return out
 
 
