@@ -69,7 +69,8 @@ SURVIVORS = [
     ("", "constant", r">[sv]_and_b32\w* \S+( s\d+,)? 0xffff\b", "bit 47 of an address is 0"),
     ("", "branch inverted", ">s_cbranch_exec", "EXEC is 0 each time, and what the branch skips does nothing then"),
     ("", "SGPR|constant|operation",
-     r">(s_(mul_hi|ashr|addc|subb)\w*|s_lshr_b32 \S+ \S+ 27|v_ashrrev_i32_e32 v\d+, 31)|s_mul_hi_u32 [^>]*>s_add_i32",
+     r">(s_(mul_hi|ashr|addc|subb)\w*|s_lshr_b32 \S+ \S+ 27|v_ashrrev_i32_e32 v\d+, 31)|s_mul_hi_u32 [^>]*>s_add_i32"
+     r"|>s_mul_i32 [^<]*<; s_mul_hi_u32",
      "the upper half of a 64-bit number, 0 in all calls but a few"),
     ("", "comparison|and, or", r">(v_cmp_\w\w_i64|s_and_b64 \S+ (vcc|\S+), exec)",
      "the smaller or larger of two sizes: equal ones give the same, and what no tile exceeds is not told apart"),
