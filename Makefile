@@ -28,7 +28,7 @@ test: build $(if $(filter gfx950-emu,$(MXFP8_BACKEND)),build/emu/libmxfp8_emu.so
 
 test-gfx950: build build/emu/libmxfp8_emu.so ## run the gfx950 kernels on the emulator, and its own tests (needs llvm-22, no GPU)
 	@command -v llvm-mc-22 >/dev/null || $(call apt_install,llvm-22)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/emu tests/gfx950 $(ARGS)
+	$(BIN)/python -m pytest tests/emu tests/gfx950 $(ARGS)
 
 selftest: build $(if $(filter gfx950-emu,$(MXFP8_BACKEND)),build/emu/libmxfp8_emu.so) ## check this machine's device against a reference (ARGS="--device cpu --no-benchmark")
 	MXFP8_EMU_LIBRARY=$(CURDIR)/build/emu/libmxfp8_emu.so MXFP8_EMU_OOB=zero $(BIN)/python -m mxfp8_moe.selftest $(ARGS)
