@@ -10,11 +10,9 @@ struct output {
     bool any;  // any alignment and width; else rows of whole 16 bytes, 16-byte aligned, and neither of the above
 };
 
-INLINE uint32_t type_bytes(enum mx_type type) { return type == MX_BF16 ? 2 : 4; }
-
 INLINE void store_zeros(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent, struct output to,
                         int64_t stride, u32x4 zeros) {
-    const uint32_t size = type_bytes(to.type), lane = thread_id() & 63;
+    const uint32_t size = (uint32_t)mx_type_bytes(to.type), lane = thread_id() & 63;
     const uint32_t unit = to.any ? size : 16, end = (uint32_t)extent.cols * size;
     ROLLED for (int32_t row = (int32_t)uniform(thread_id() >> 6); row < extent.rows; row += 4) {
         GLOBAL char *out = (GLOBAL char *)tile->out + row * stride * size;
@@ -84,7 +82,7 @@ INLINE void store_piece(struct direct *d, int row, uint32_t skip, uint32_t scala
 
 INLINE void store_direct(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent, struct shape shape,
                          struct output to, int64_t stride, struct sums sums, uint32_t wave, uint32_t lane) {
-    const uint32_t size = type_bytes(to.type), stride_bytes = (uint32_t)stride * size;
+    const uint32_t size = (uint32_t)mx_type_bytes(to.type), stride_bytes = (uint32_t)stride * size;
     const uint32_t col = (wave & 1) * 64 + (lane >> 4) * 8;
     struct direct d = {.out = output_buffer(tile, extent, stride_bytes, size), .type = to.type};
     d.at[0] = ((wave >> 1) * 64 + fragment_row(lane & 15)) * stride_bytes + col * size;
@@ -170,7 +168,7 @@ INLINE void store_pieces(GLOBAL char *out, struct output to, const struct staged
 INLINE void store_rest(GLOBAL char *out, struct output to, const struct staged *s) {
     if (s->left <= 0 || s->left >= 8)
         return;
-    const uint32_t size = type_bytes(to.type);
+    const uint32_t size = (uint32_t)mx_type_bytes(to.type);
     ROLLED for (int32_t e = 0; e < s->left; e++) {
         const uint32_t place = s->place ^ (uint32_t)(e >> 2) << 4;
         uint32_t at = s->at + (uint32_t)e * size;
@@ -209,7 +207,8 @@ INLINE void stage(struct sums sums, struct shape shape, bool extra, int first, i
 // One strip.
 INLINE void store_strip(const CONSTANT struct mx_gfx950_tile *tile, struct mx_gfx950_extent extent, struct shape shape,
                         struct output to, int64_t stride, struct sums sums, uint32_t wave, uint32_t lane, bool extra) {
-    const uint32_t halves = (uint32_t)shape.b_halves, pieces = extra ? 4 : 8 * halves, size = type_bytes(to.type);
+    const uint32_t halves = (uint32_t)shape.b_halves, pieces = extra ? 4 : 8 * halves,
+                   size = (uint32_t)mx_type_bytes(to.type);
     const int pairs = shape.a_halves < shape.b_halves ? 1 : 2;
     const uint32_t mine = wave * (uint32_t)pairs * 32 * halves * 256, r = lane & 15, piece = lane % pieces;
     struct staged s = {.row_bytes = pieces * 32,
