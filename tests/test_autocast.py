@@ -10,6 +10,8 @@ from torch import Tensor
 
 import mxfp8_moe
 
+pytestmark = pytest.mark.host
+
 LENGTHS = [70, 0, 1, 33, 40]
 TAIL = 9
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.host
+
 ROOT = Path(__file__).parent.parent
 TINY = "70,64,96,4,zipf"
 

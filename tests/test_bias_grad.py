@@ -12,6 +12,8 @@ from torch import Tensor
 
 import mxfp8_moe
 
+pytestmark = pytest.mark.host
+
 
 def bias_grad(dy: Tensor, offs: Tensor, call: Callable = mxfp8_moe.grouped_mm) -> Tensor:
     """The gradient alone: neither tokens nor weight need one."""

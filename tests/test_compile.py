@@ -19,6 +19,8 @@ from torch.utils import checkpoint as cp
 
 import mxfp8_moe
 
+pytestmark = pytest.mark.host
+
 LENGTHS = [70, 0, 1, 33, 40]
 TAIL = 9
 

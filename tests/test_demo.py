@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.host
+
 imread = pytest.importorskip("matplotlib.image").imread
 pytest.importorskip("tabulate")
 tqdm = pytest.importorskip("tqdm").tqdm

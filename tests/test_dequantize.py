@@ -10,6 +10,8 @@ from torch import Tensor
 
 import mxfp8_moe
 
+pytestmark = pytest.mark.host
+
 ops = torch.ops.mxfp8
 LENGTHS, TAIL, K = [70, 0, 1, 129, 128], 9, 100
 

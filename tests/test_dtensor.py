@@ -43,6 +43,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import mxfp8_moe
 import mxfp8_moe.sharding
 
+pytestmark = pytest.mark.host
+
 LENGTHS = [70, 0, 1, 33]
 R, P, S = Replicate(), Partial(), Shard
 CPU = torch.device("cpu")

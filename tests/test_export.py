@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 import mxfp8_moe
 
+pytestmark = pytest.mark.host
+
 ops = torch.ops.mxfp8
 strictness = pytest.mark.parametrize("strict", [False, True], ids=["non_strict", "strict"])
 

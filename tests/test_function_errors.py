@@ -16,6 +16,8 @@ from inputs import offs_of, random_values
 
 import mxfp8_moe
 
+pytestmark = pytest.mark.host
+
 E, M, N, K = 3, 20, 48, 64
 FORM_OF_A = {2: (M, K), 3: (E, M, K)}
 FORM_OF_B = {2: (K, N), 3: (E, K, N)}

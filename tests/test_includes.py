@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.host
+
 ROOT = Path(__file__).parent.parent
 CHIPS = sorted(path.parent.name for path in (ROOT / "kernels").glob("*/build.cfg"))
 ALLOWED = {

@@ -10,6 +10,8 @@ import pytest
 
 from mxfp8_moe.selftest import checks
 
+pytestmark = pytest.mark.host
+
 ROOT = Path(__file__).parent.parent
 FOLDERS = {"gfx950": "gfx950", "gfx950-emu": "gfx950", "sm_90": "sm90"}
 

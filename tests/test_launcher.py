@@ -21,6 +21,8 @@ import pytest
 
 from abi.args import Depth, Padding, Quantize, Rows
 
+pytestmark = pytest.mark.host
+
 ROOT = Path(__file__).resolve().parent.parent
 CPU_ONLY = -1
 CODE = 7

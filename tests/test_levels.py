@@ -16,6 +16,8 @@ import torch
 
 import mxfp8_moe
 
+pytestmark = pytest.mark.host
+
 TESTS = Path(__file__).parent
 PACKAGE = str(Path(mxfp8_moe.__file__).parent.parent)  # the other processes test the build that this one imported
 LEVELS = ("cpu-portable", "cpu-avx2", "cpu-avx512")

@@ -14,6 +14,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import mxfp8_moe
 
+pytestmark = pytest.mark.host
+
 FP8 = {torch.float8_e4m3fn, torch.float8_e8m0fnu}
 
 

@@ -7,6 +7,8 @@ import torch
 from inputs import offs_of, quantizer_layout, random_operand, random_values
 from torch import Tensor
 
+pytestmark = pytest.mark.host
+
 ops = torch.ops.mxfp8
 
 

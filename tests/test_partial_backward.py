@@ -19,6 +19,8 @@ from torch.nn.functional import relu
 
 import mxfp8_moe
 
+pytestmark = pytest.mark.host
+
 LENGTHS = [70, 0, 1, 33, 40]
 TAIL = 9
 PRODUCTS = ("grouped_mm", "grouped_mm_dgrad", "grouped_mm_wgrad")

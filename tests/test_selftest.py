@@ -88,6 +88,7 @@ def one_code_off(t: Tensor, at: int = -1) -> None:
         ("grouped_mm_dgrad", None, ["dgrad", "no experts"]),
     ],
 )
+@pytest.mark.host
 def test_one_wrong_code_is_found(monkeypatch, capsys, device, op: str, output: int | None, expected: list[str]) -> None:
     def change(result: Any, arguments: dict[str, Any]) -> Any:
         tensor = result if output is None else result[output]
@@ -103,8 +104,11 @@ def test_one_wrong_code_is_found(monkeypatch, capsys, device, op: str, output: i
     assert failed == expected
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.host
 @pytest.mark.parametrize("main_grad", [False, True])
+@pytest.mark.host
 def test_wrong_weight_gradient_is_found(monkeypatch, capsys, device, plain: bool, main_grad: bool) -> None:
     def change(result: Any, arguments: dict[str, Any]) -> Any:
         given = arguments.get("main_grad")
@@ -119,7 +123,9 @@ def test_wrong_weight_gradient_is_found(monkeypatch, capsys, device, plain: bool
     assert ("added to main_grad: 1 of" in text) == main_grad
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("op", ["quantize_rows", "quantize_cols", "quantize_both", "grouped_mm", "grouped_mm_dgrad"])
+@pytest.mark.host
 def test_wrong_result_without_experts_is_found(monkeypatch, capsys, device, op: str) -> None:
     def change(result: Any, arguments: dict[str, Any]) -> Any:
         if isinstance(result, Tensor):
@@ -132,6 +138,7 @@ def test_wrong_result_without_experts_is_found(monkeypatch, capsys, device, op: 
     assert run(capsys, device)[:2] == (1, ["no experts"])
 
 
+@pytest.mark.host
 def test_a_gradient_that_nobody_asked_for_is_found(monkeypatch, capsys, device) -> None:
     genuine = selftest.mxfp8_moe.grouped_mm
 
@@ -158,6 +165,7 @@ def test_ends_that_are_believed_are_found(monkeypatch, capsys, device, checks_of
     assert run(capsys, device)[:2] == (1, ["bad offs"])
 
 
+@pytest.mark.host
 def test_padding_that_stays_is_found(monkeypatch, capsys, device) -> None:
     def change(result: None, arguments: dict[str, Any]) -> None:
         arguments["first"].view(torch.uint8)[0, -1] = 1
@@ -166,6 +174,7 @@ def test_padding_that_stays_is_found(monkeypatch, capsys, device) -> None:
     assert run(capsys, device)[:2] == (1, ["wgrad, plain layout"])
 
 
+@pytest.mark.host
 def test_results_that_vary_are_found(monkeypatch, capsys, device) -> None:
     calls = []
 
@@ -180,6 +189,7 @@ def test_results_that_vary_are_found(monkeypatch, capsys, device) -> None:
     assert run(capsys, device)[:2] == (1, ["same bits every time"])
 
 
+@pytest.mark.host
 def test_wrong_function_is_found(monkeypatch, capsys, device) -> None:
     genuine = selftest.mxfp8_moe.grouped_mm
     monkeypatch.setattr(
@@ -188,6 +198,7 @@ def test_wrong_function_is_found(monkeypatch, capsys, device) -> None:
     assert run(capsys, device)[:2] == (1, ["autograd step"])
 
 
+@pytest.mark.host
 def test_an_operator_that_raises_is_a_failure(monkeypatch, capsys, device) -> None:
     def change(result: Tensor, arguments: dict[str, Any]) -> Tensor:
         raise RuntimeError("broken")
@@ -224,12 +235,14 @@ def position(lane: int, byte: int) -> tuple[int, int]:
          ["gfx950: matrix lanes", "gfx950: scale lanes", "gfx950: scaled blocks", "gfx950: scale range"]),
     ],
 )  # fmt: skip
+@pytest.mark.host
 def test_wrong_lane_map_is_found(monkeypatch, on_gfx950, name: str, wrong: Any, expected: list[str], device) -> None:
     monkeypatch.setattr(gfx950, name, wrong)
     results = [selftest.run(check_name, check, device) for check_name, check in gfx950.CHECKS]
     assert [result.name for result in results if result.failed] == expected
 
 
+@pytest.mark.host
 def test_memory_that_fits_no_reading_is_found(monkeypatch, on_gfx950, device) -> None:
     monkeypatch.setattr(gfx950, "BYTES", gfx950.BYTES - 4)  # of which the device is told too ...
     assert not selftest.run("buffers", gfx950.check_memory, device).failed
@@ -238,7 +251,9 @@ def test_memory_that_fits_no_reading_is_found(monkeypatch, on_gfx950, device) ->
     assert "fit 0 of 8 readings" in selftest.run("buffers", gfx950.check_memory, device).text
 
 
+@pytest.mark.host
 @pytest.mark.parametrize(("word", "text"), [("rj", "offset counts"), ("isa", "offset does not count")])
+@pytest.mark.host
 def test_reading_of_the_range_check_is_told(on_gfx950, device, word: str, text: str) -> None:
     if not gfx950.is_emulated(device):
         pytest.skip("a device has one reading")
@@ -247,6 +262,7 @@ def test_reading_of_the_range_check_is_told(on_gfx950, device, word: str, text: 
     assert text in result.text
 
 
+@pytest.mark.host
 def test_benchmark_runs_on_the_cpu(monkeypatch, capsys) -> None:
     if gfx950.is_emulated(torch.device("cpu")):
         speed.report(torch.device("cpu"))
@@ -260,6 +276,7 @@ def test_benchmark_runs_on_the_cpu(monkeypatch, capsys) -> None:
         assert text.count(f"  {name}") == 2, "uniform and skewed"
 
 
+@pytest.mark.host
 def test_skewed_groups_sum_to_all_tokens() -> None:
     for shape in (*speed.SHAPES, *speed.CPU_SHAPES):
         for skewed in (False, True):
@@ -278,16 +295,20 @@ def test_skewed_groups_sum_to_all_tokens() -> None:
         ({}, None),
     ],
 )
+@pytest.mark.host
 def test_samples_are_found_in_nested_json(tree: Any, found: float | None) -> None:
     assert speed.find(tree, "socket_power") == found
 
 
+@pytest.mark.host
 def test_clock_is_found_below_its_name() -> None:
     tree = {"gpu_data": [{"clock": {"gfx_0": {"clk": {"value": 2100, "unit": "MHz"}, "min_clk": {"value": 500}}}}]}
     assert speed.find(tree, "gfx_0") == 2100.0
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("lines", ["1500, 650.5", "[N/A], 650.5"])
+@pytest.mark.host
 def test_clock_and_power_are_sampled(lines: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for nvidia-smi; what it says that is no number ends the sampling and is reported."""
     tool = tmp_path / "nvidia-smi"

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 import mxfp8_moe
 
+pytestmark = pytest.mark.host
+
 LENGTHS = [70, 0, 1, 33, 40]
 STALE = r"b_quantized.*stale"
 FUSED_ON_CPU = {"Adam", "AdamW", "SGD", "Adagrad"}
